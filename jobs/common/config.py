@@ -1,0 +1,241 @@
+"""Configuration: typed sections with defaults in code, overridden by TOML files, the environment and --set.
+
+A job's section is the `Settings` class in the job's own file; sections that several jobs share are here. Later layers
+win: defaults, each --config file in order, environment (`SOLARIS__SECTION__KEY=value`), each --set section.key=value.
+"""
+
+import difflib
+import hashlib
+import importlib
+import json
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from jobs import JOBS
+from jobs.common.errors import UserError
+
+ENV_PREFIX = "SOLARIS__"
+Tier = Literal["pair", "user_mean", "neighbor_pair", "neighbor_mean", "cold"]
+
+
+class Section(BaseModel):
+    """A section of the config. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    section: ClassVar[str]
+
+
+class Storage(Section):
+    """Where everything lives."""
+
+    section = "storage"
+    root: str = Field(".solaris/local", description="Folder or URI that holds tables/, models/, snapshots/, raw/, reports/")
+
+
+class Spark(Section):
+    """The Spark session, where spark-submit has not decided already."""
+
+    section = "spark"
+    master: str = Field("local[*]", description="Used only when no master is set from outside")
+    driver_memory: str = Field("3g", description="JVM heap of the driver; in local mode of everything")
+    shuffle_partitions: int = Field(200, ge=1)
+    task_cpus: int = Field(1, ge=1, description="CPUs a task; BLAS, OpenMP, torch and faiss get as many threads")
+    arrow_batch_mb: int = Field(64, ge=1, description="Arrow batches are cut at this size, whatever the rows' width")
+    jars_dir: str = Field("", description="Folder with the Delta jars; empty: the one that `make setup` filled")
+    conf: dict[str, str] = Field(default_factory=dict, description="Any further Spark properties")
+
+
+class Window(Section):
+    """Slices and windows."""
+
+    section = "window"
+    hours: float = Field(6.0, gt=0, description="Hours from one slice to the next: the window that a run predicts for")
+
+
+class Log(Section):
+    """The interaction log."""
+
+    section = "log"
+    dataset: str = Field("world", description="Name of a mapping in conf/datasets, or a path to a mapping file")
+    path: str = Field("", description="Where the raw log is; empty: the mapping's own path below storage.root")
+
+
+class Serving(Section):
+    """What a lookup answers, shared by export, reader, audit and join."""
+
+    section = "serving"
+    ttl_hours: float = Field(24.0, gt=0, description="A pair embedding older than this is not served")
+    user_mean_hours: float = Field(24.0, gt=0, description="The user mean is over the pair embeddings of this long")
+    max_user_age_hours: float = Field(48.0, gt=0, description="A user-level vector older than this is not served")
+    tiers: tuple[Tier, ...] = Field(("pair", "user_mean", "neighbor_pair", "neighbor_mean"), description="Order of the hierarchy")
+    min_similarity: float = Field(0.0, ge=-1, le=1, description="A less similar neighbour answers nothing")
+    neighbors: int = Field(10, ge=1, description="Neighbours kept for each user")
+    publish_delay_minutes: float = Field(10.0, ge=0, description="From a run's as_of until its snapshot is taken as live")
+
+    @model_validator(mode="after")
+    def _pair_first_class(self) -> "Serving":
+        if len(set(self.tiers)) != len(self.tiers):
+            raise ValueError(f"tiers names one twice: {list(self.tiers)}")
+        return self
+
+
+class Quality(Section):
+    """Limits past which a run fails and publishes nothing."""
+
+    section = "quality"
+    max_reject_rate: float = Field(0.05, ge=0, le=1, description="Rejected rows / rows read, past which a run fails")
+    min_rows_for_rate: int = Field(100, ge=1, description="Below this many rows the rate is not judged")
+
+
+COMMON_SECTIONS: tuple[type[Section], ...] = (Storage, Spark, Window, Log, Serving, Quality)
+SectionT = TypeVar("SectionT", bound=Section)
+
+
+def section_types() -> dict[str, type[Section]]:
+    """Every section of the config by name: the common ones and each job's Settings."""
+    found = {section.section: section for section in COMMON_SECTIONS}
+    for job in JOBS:
+        settings = importlib.import_module(f"jobs.{job}").Settings
+        if settings.section != job:
+            raise TypeError(f"jobs/{job}.py: Settings.section is {settings.section!r}, not {job!r}")
+        found[job] = settings
+    return found
+
+
+@dataclass(frozen=True)
+class Config:
+    """The resolved config: each section validated, by name."""
+
+    sections: Mapping[str, Section]
+
+    def get(self, kind: type[SectionT]) -> SectionT:
+        """The section of that type."""
+        found = self.sections[kind.section]
+        assert isinstance(found, kind), f"section {kind.section} is a {type(found)}"
+        return found
+
+    @property
+    def storage(self) -> Storage:
+        return self.get(Storage)
+
+    @property
+    def spark(self) -> Spark:
+        return self.get(Spark)
+
+    @property
+    def window(self) -> Window:
+        return self.get(Window)
+
+    @property
+    def log(self) -> Log:
+        return self.get(Log)
+
+    @property
+    def serving(self) -> Serving:
+        return self.get(Serving)
+
+    @property
+    def quality(self) -> Quality:
+        return self.get(Quality)
+
+    @property
+    def hash(self) -> str:
+        """Hash of everything that can change a result; where Spark runs does not."""
+        content = {name: section.model_dump(mode="json") for name, section in self.sections.items() if name != "spark"}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def path(self, *parts: str) -> str:
+        """A path or URI below storage.root."""
+        return "/".join([self.storage.root.rstrip("/"), *parts])
+
+
+def load_config(
+    files: Sequence[str | Path] = (),
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Config:
+    """Resolves all layers and validates every section.
+
+    Raises UserError that lists every fault at once, each with the key, where it came from and the nearest valid name.
+    """
+    layers: list[tuple[str, dict[str, Any]]] = [(str(file), _read_toml(Path(file))) for file in files]
+    layers.append(("environment", _from_environment(os.environ if environ is None else environ)))
+    layers.extend((f"--set {text}", _from_override(text)) for text in overrides)
+
+    types = section_types()
+    faults: list[str] = []
+    values: dict[str, dict[str, Any]] = {name: {} for name in types}
+    for origin, layer in layers:
+        for name, content in layer.items():
+            if name not in types:
+                faults.append(f"{origin}: unknown section [{name}]{_nearest(name, types)}")
+                continue
+            if not isinstance(content, dict):
+                faults.append(f"{origin}: {name} is a section, write [{name}] and its keys below it")
+                continue
+            for key in content:
+                if key not in types[name].model_fields:
+                    faults.append(f"{origin}: unknown key {name}.{key}{_nearest(key, types[name].model_fields)}")
+            known = {key: value for key, value in content.items() if key in types[name].model_fields}
+            values[name].update(known)
+    sections: dict[str, Section] = {}
+    for name, kind in types.items():
+        try:
+            sections[name] = kind(**values[name])
+        except ValidationError as error:
+            for fault in error.errors():
+                place = ".".join([name, *(str(part) for part in fault["loc"])])
+                given = "" if fault["type"] == "missing" else f" (got {fault['input']!r})" if fault["loc"] else ""
+                faults.append(f"{place}: {fault['msg'].removeprefix('Value error, ')}{given}")
+    if faults:
+        raise UserError("config: " + "; ".join(faults))
+    return Config(sections)
+
+
+def _nearest(word: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(sorted(known))}"
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise UserError(f"config file {path} does not exist") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"config file {path} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise UserError(f"config file {path} can't be read: {error.strerror}") from None
+
+
+def _parse_value(text: str) -> Any:
+    """A TOML value where it is one, else the text itself, so that `--set log.dataset=world` needs no quotes."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    layer: dict[str, Any] = {}
+    for name, text in environ.items():
+        if name.startswith(ENV_PREFIX):
+            parts = name[len(ENV_PREFIX):].lower().split("__")
+            if len(parts) != 2:
+                raise UserError(f"environment variable {name}: write it as {ENV_PREFIX}SECTION__KEY")
+            layer.setdefault(parts[0], {})[parts[1]] = _parse_value(text)
+    return layer
+
+
+def _from_override(text: str) -> dict[str, Any]:
+    key, equals, value = text.partition("=")
+    section, dot, name = key.strip().partition(".")
+    if not (equals and dot and section and name):
+        raise UserError(f"--set {text!r}: write it as section.key=value")
+    return {section: {name: _parse_value(value.strip())}}

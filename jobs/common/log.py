@@ -1,0 +1,59 @@
+"""Reading inputs as a run at as_of could have: the one place that keeps the future out."""
+
+from datetime import datetime, timedelta
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from jobs.common.clock import slice_of, ts
+from jobs.common.tables import Tables
+
+
+def log_before(tables: Tables, as_of: datetime, hours: float | None = None) -> DataFrame:
+    """ranking_log rows with event_time in [as_of - hours, as_of) that had arrived by as_of; all earlier ones without hours.
+
+    The slice filter prunes files: a row's slice is after its event_time and not after the run that may see it.
+    """
+    rows = tables.read("ranking_log").where(
+        (F.col("slice") <= slice_of(as_of)) & (F.col("event_time") < ts(as_of)) & (F.col("arrived_at") <= ts(as_of))
+    )
+    if hours is not None:
+        start = as_of - timedelta(hours=hours)
+        rows = rows.where((F.col("slice") > slice_of(start)) & (F.col("event_time") >= ts(start)))
+    return rows
+
+
+def log_between(tables: Tables, start: datetime, end: datetime, as_of: datetime) -> DataFrame:
+    """ranking_log rows with event_time in [start, end), as a run at as_of knows them."""
+    return log_before(tables, as_of).where(
+        (F.col("slice") > slice_of(start)) & (F.col("event_time") >= ts(start)) & (F.col("event_time") < ts(end))
+    )
+
+
+def latest_per(rows: DataFrame, *key: str) -> DataFrame:
+    """The row of the latest slice per key. The caller has already cut off slices after its as_of."""
+    order = Window.partitionBy(*key).orderBy(F.col("slice").desc(), F.col("run_id").desc())
+    return rows.withColumn("_place", F.row_number().over(order)).where(F.col("_place") == 1).drop("_place")
+
+
+def items_at(tables: Tables, as_of: datetime) -> DataFrame:
+    """What was known about each item at as_of: one row per item."""
+    return latest_per(tables.read("items").where(F.col("slice") <= slice_of(as_of)), "item_id")
+
+
+def histories_at(tables: Tables, as_of: datetime) -> DataFrame:
+    """Each user's history at as_of: one row per user. Reads back to the last checkpoint slice only."""
+    rows = tables.read("user_histories").where(F.col("slice") <= slice_of(as_of))
+    checkpoint = rows.where("checkpoint").agg(F.max("slice").alias("slice")).first()["slice"]  # type: ignore[index]
+    if checkpoint is not None:
+        rows = rows.where(F.col("slice") >= checkpoint)
+    return latest_per(rows, "user_id")
+
+
+def fresh_pair_embeddings(tables: Tables, as_of: datetime, hours: float, model_version: str) -> DataFrame:
+    """The latest embedding per pair computed in (as_of - hours, as_of], of one model version."""
+    start = as_of - timedelta(hours=hours)
+    rows = tables.read("pair_embeddings").where(
+        (F.col("slice") > slice_of(start)) & (F.col("slice") <= slice_of(as_of)) & (F.col("model_version") == model_version)
+    )
+    return latest_per(rows, "user_id", "item_id")

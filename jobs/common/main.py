@@ -1,0 +1,67 @@
+"""What `spark-submit jobs/NAME.py` and `python -m jobs.NAME` do: parse, run one job at one as_of, exit with a code."""
+
+import argparse
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jobs.common.clock import parse_as_of
+from jobs.common.config import load_config
+from jobs.common.errors import RunFailed, UserError
+from jobs.common.runs import execute, job_module
+from jobs.common.session import PROJECT, build_session
+
+
+def default_config_files() -> list[Path]:
+    """conf/local.toml of the project, if there is one: what runs when no --config is given."""
+    local = PROJECT / "conf" / "local.toml"
+    return [local] if local.exists() else []
+
+
+def exit_code_of(call: Callable[[], None]) -> int:
+    """Runs call; 0 if it went well, 2 for the user's mistakes, 1 for the rest, each with one clear line first."""
+    try:
+        call()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RunFailed as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        print(f"failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}", file=sys.stderr)
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def main(job: str, argv: Sequence[str] | None = None) -> None:
+    """Entry point of a job file. `--help` answers without starting Spark."""
+    module = job_module(job)
+    lines = [f"  {job}.{name} = {info.default!r}" + (f"  {info.description}" if info.description else "")
+             for name, info in module.Settings.model_fields.items()]
+    parser = argparse.ArgumentParser(
+        prog=f"jobs/{job}.py", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="settings:\n" + ("\n".join(lines) or "  none"),
+    )
+    parser.add_argument("--as-of", required=True, metavar="TIME", help="logical time with a zone: 2026-01-03T06:00:00Z")
+    parser.add_argument("--config", action="append", default=[], metavar="FILE",
+                        help="TOML file; repeat to layer (default: conf/local.toml)")
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE",
+                        help="override one setting; repeatable")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+
+    def call() -> None:
+        as_of = parse_as_of(arguments.as_of)
+        config = load_config(arguments.config or default_config_files(), arguments.overrides)
+        spark = build_session(config, f"solaris {job} {arguments.as_of}")
+        try:
+            execute(job, spark, config, as_of)
+        finally:
+            spark.stop()
+
+    sys.exit(exit_code_of(call))

@@ -1,0 +1,84 @@
+"""The one place that builds a SparkSession."""
+
+import os
+import time
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from jobs.common.config import Config
+from jobs.common.errors import UserError
+
+PROJECT = Path(__file__).resolve().parents[2]
+DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
+DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+
+
+def delta_jars(config: Config) -> str:
+    """The Delta jars that set-up resolved, comma-separated; empty if there are none."""
+    folder = Path(config.spark.jars_dir) if config.spark.jars_dir else PROJECT / ".jars"
+    return ",".join(str(jar) for jar in sorted(folder.glob("*.jar")))
+
+
+def build_session(config: Config, app_name: str) -> SparkSession:
+    """Returns the session for a job: the one spark-submit made, with our settings, or a new local one.
+
+    Everything that decides results is set here (UTC, Delta, Arrow limits in bytes, threads a task); everything that
+    decides where and how large the job runs is left to spark-submit where it has spoken.
+
+    Raises UserError if the session has no Delta Lake.
+    """
+    os.environ["TZ"] = "UTC"  # pyspark turns timestamps into local datetimes on the driver
+    time.tzset()
+    spark_config = config.spark
+    threads = str(spark_config.task_cpus)
+    builder = SparkSession.builder.appName(app_name)
+    # spark-submit hands its own conf to the JVM before Python starts; pyspark then finds the gateway in the environment.
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if not submitted:
+        builder = builder.master(spark_config.master).config("spark.driver.memory", spark_config.driver_memory)
+        jars = delta_jars(config)
+        builder = builder.config("spark.jars", jars) if jars else builder.config("spark.jars.packages", DELTA_PACKAGE)
+        builder = builder.config("spark.ui.enabled", "false").config("spark.driver.host", "127.0.0.1")
+        builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.ui.showConsoleProgress", "false")
+    settings = {
+        "spark.sql.extensions": DELTA_EXTENSION,
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(spark_config.shuffle_partitions),
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(spark_config.arrow_batch_mb << 20),
+        "spark.sql.execution.pythonUDF.arrow.enabled": "true",
+        "spark.task.cpus": threads,
+        "spark.executorEnv.OMP_NUM_THREADS": threads,
+        "spark.executorEnv.OPENBLAS_NUM_THREADS": threads,
+        "spark.executorEnv.MKL_NUM_THREADS": threads,
+        "spark.executorEnv.TZ": "UTC",
+        "spark.sql.legacy.parquet.nanosAsLong": "false",
+        "spark.databricks.delta.snapshotPartitions": "2",
+        **spark_config.conf,
+    }
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    if DELTA_EXTENSION not in (spark.conf.get("spark.sql.extensions") or ""):
+        raise UserError(f"the Spark session has no Delta Lake; submit with --properties-file conf/spark-local.conf or "
+                        f"--packages {DELTA_PACKAGE} --conf spark.sql.extensions={DELTA_EXTENSION}")
+    spark.sparkContext.setLogLevel("ERROR")
+    register_functions(spark)
+    return spark
+
+
+def register_functions(spark: SparkSession) -> None:
+    """Registers `unpack_embedding(embedding, codec)` for SQL users: array<float> from the stored binary."""
+    import pandas as pd
+
+    @F.pandas_udf("array<float>")
+    def unpack_embedding(embedding: pd.Series, codec: pd.Series) -> pd.Series:
+        from solaris_udf.codec import decode
+
+        values = [None if packed is None else decode([packed], kind)[0] for packed, kind in zip(embedding, codec, strict=True)]
+        return pd.Series(values, dtype=object)
+
+    spark.udf.register("unpack_embedding", unpack_embedding)
