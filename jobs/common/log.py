@@ -9,13 +9,19 @@ from jobs.common.clock import slice_of, ts
 from jobs.common.tables import Tables
 
 
-def log_before(tables: Tables, as_of: datetime, hours: float | None = None) -> DataFrame:
+def log_before(
+    tables: Tables, as_of: datetime, hours: float | None = None, read_at: datetime | None = None
+) -> DataFrame:
     """ranking_log rows with event_time in [as_of - hours, as_of) that had arrived by as_of; all earlier ones without hours.
+
+    read_at, when given, is the (later) time of the run that reads: a trainer that replays an earlier as_of also sees
+    rows that an ingest after as_of brought in, if they had arrived by as_of (a log loaded at once is one late slice).
 
     The slice filter prunes files: a row's slice is after its event_time and not after the run that may see it.
     """
     rows = tables.read("ranking_log").where(
-        (F.col("slice") <= slice_of(as_of)) & (F.col("event_time") < ts(as_of)) & (F.col("arrived_at") <= ts(as_of))
+        (F.col("slice") <= slice_of(read_at or as_of))
+        & (F.col("event_time") < ts(as_of)) & (F.col("arrived_at") <= ts(as_of))
     )
     if hours is not None:
         start = as_of - timedelta(hours=hours)

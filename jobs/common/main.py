@@ -4,7 +4,7 @@ import argparse
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from jobs.common.clock import parse_as_of
@@ -20,21 +20,17 @@ def default_config_files() -> list[Path]:
     return [local] if local.exists() else []
 
 
-def exit_code_of(call: Callable[[], None]) -> int:
-    """Runs call; 0 if it went well, 2 for the user's mistakes, 1 for the rest, each with one clear line first."""
-    try:
-        call()
-    except UserError as error:
+def explain(error: Exception) -> int:
+    """Prints what went wrong, one clear line first, and returns the exit code: 2 for the user's mistakes, 1 for the rest."""
+    if isinstance(error, UserError):
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except RunFailed as error:
+    if isinstance(error, RunFailed):
         print(f"failed: {error}", file=sys.stderr)
         return 1
-    except Exception as error:
-        print(f"failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}", file=sys.stderr)
-        traceback.print_exc()
-        return 1
-    return 0
+    print(f"failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}", file=sys.stderr)
+    traceback.print_exception(error)
+    return 1
 
 
 def main(job: str, argv: Sequence[str] | None = None) -> None:
@@ -55,7 +51,7 @@ def main(job: str, argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("py4j").setLevel(logging.ERROR)
 
-    def call() -> None:
+    try:
         as_of = parse_as_of(arguments.as_of)
         config = load_config(arguments.config or default_config_files(), arguments.overrides)
         spark = build_session(config, f"solaris {job} {arguments.as_of}")
@@ -63,5 +59,5 @@ def main(job: str, argv: Sequence[str] | None = None) -> None:
             execute(job, spark, config, as_of)
         finally:
             spark.stop()
-
-    sys.exit(exit_code_of(call))
+    except Exception as error:
+        sys.exit(explain(error))

@@ -113,17 +113,17 @@ def execute(job: str, spark: SparkSession, config: Config, as_of: datetime) -> O
     return Outcome(run.run_id, job, run.slice, seconds, report)
 
 
-def finished_runs(spark: SparkSession, config: Config) -> set[tuple[str, str]]:
-    """(job, slice) of every run that succeeded under this very config: what a resumed series may skip.
+def finished_runs(spark: SparkSession, config: Config) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+    """(job, slice) of every run that succeeded, and of those that did so under this very config.
 
-    Bounded by jobs x slices; the driver of a series needs the list.
+    A resumed series may skip the latter; the former say when a daily job ran last. Bounded by jobs x slices; the
+    driver of a series needs the lists.
     """
     rows = (
-        Tables(spark, config.path("tables")).read("job_runs")
-        .where((F.col("status") == "succeeded") & (F.col("config_hash") == config.hash))
-        .select("job", "slice").distinct().collect()
+        Tables(spark, config.path("tables")).read("job_runs").where(F.col("status") == "succeeded")
+        .groupBy("job", "slice").agg(F.max(F.col("config_hash") == config.hash).alias("same_config")).collect()
     )
-    return {(row.job, row.slice) for row in rows}
+    return {(row.job, row.slice) for row in rows}, {(row.job, row.slice) for row in rows if row.same_config}
 
 
 def _one_line(error: BaseException) -> str:

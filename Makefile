@@ -1,0 +1,37 @@
+# `make` lists the targets. Each does its own set-up (Python 3.11+ and Java 17+ are all it needs).
+SHELL := /bin/bash
+DATA ?= world
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types check docs constraints clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: .venv/.ready ## virtual environment, locked dependencies, Delta jars (the others call it)
+
+.venv/.ready: setup.py constraints.txt scripts/setup.sh scripts/fetch_jars.py scripts/write_spark_defaults.py
+	@scripts/setup.sh
+
+demo: setup ## the whole pipeline and a report, on a simulated ad platform (DATA=movielens-100k: on that log)
+	@.venv/bin/solaris demo --data $(DATA)
+
+test: setup ## the test suite
+	@.venv/bin/python -m pytest $(ARGS)
+
+lint: setup ## ruff
+	@.venv/bin/ruff check .
+
+types: setup ## mypy
+	@.venv/bin/mypy
+
+check: lint types test ## all that CI checks
+
+docs: setup ## regenerate docs/tables.md and docs/config.md
+	@.venv/bin/python scripts/generate_docs.py
+
+constraints: setup ## lock every dependency of every extra into constraints.txt
+	@env -u UV_FIND_LINKS -u PIP_FIND_LINKS .venv/bin/python -m uv pip compile --quiet --universal --python-version 3.11 \
+		--no-annotate --all-extras --custom-compile-command "make constraints" --upgrade --output-file constraints.txt setup.py
+
+clean: ## remove what runs left behind; set-up stays
+	@rm -rf .solaris spark-warehouse build dist

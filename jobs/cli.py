@@ -1,0 +1,211 @@
+"""The `solaris` command."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import typer.core
+from rich.console import Console
+from rich.table import Table
+
+from jobs.common.clock import parse_as_of, steps
+from jobs.common.config import Config, load_config
+from jobs.common.errors import UserError
+from jobs.common.main import default_config_files, explain
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+console = Console()
+
+
+class Commands(typer.core.TyperGroup):
+    """Ends a command that raised with one clear line and the right exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if hasattr(error, "exit_code"):  # the command-line library's own: wrong usage, exit, abort
+                raise
+            raise typer.Exit(explain(error)) from None
+
+
+app = typer.Typer(
+    name="solaris", cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    help="Precompute foundation-model embeddings for the pairs a ranker will score soon, and serve them by lookup.",
+)
+snapshot_app = typer.Typer(no_args_is_help=True, help="The lookup snapshots.")
+app.add_typer(snapshot_app, name="snapshot")
+model_app = typer.Typer(no_args_is_help=True, help="Foundation-model folders.")
+app.add_typer(model_app, name="model")
+
+ConfigFiles = Annotated[list[str] | None, typer.Option("--config", help="TOML file; repeat to layer (default: conf/local.toml)")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="SECTION.KEY=VALUE; repeatable")]
+Moment = Annotated[str | None, typer.Option(metavar="TIME", help="A time with a zone, like 2026-01-03T06:00:00Z")]
+
+
+def resolve(files: list[str] | None, overrides: list[str] | None) -> Config:
+    return load_config(files or default_config_files(), overrides or [])
+
+
+@contextmanager
+def session(config: Config, name: str) -> Iterator["SparkSession"]:
+    """A Spark session that is stopped at the end."""
+    from jobs.common.session import build_session
+
+    with console.status("starting Spark"):
+        spark = build_session(config, f"solaris {name}")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@app.command()
+def demo(
+    data: Annotated[str, typer.Option(help="world (a simulated ad platform) or movielens-100k")] = "world",
+    overrides: Overrides = None,
+) -> None:
+    """Run the whole pipeline on a demo dataset, end to end, and write a report."""
+    from jobs.common.demo import run_demo
+
+    run_demo(data, overrides or [], console)
+
+
+@app.command()
+def run(
+    start: Annotated[str, typer.Option("--from", metavar="TIME", help="as_of of the first slice, with a zone")],
+    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="as_of of the last slice (default: the first)")] = None,
+    job: Annotated[list[str] | None, typer.Option("--job", help="Only this job; repeatable")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Run also what already succeeded with this config")] = False,
+    files: ConfigFiles = None,
+    overrides: Overrides = None,
+) -> None:
+    """Run the slices from --from to --to in order, in one session; resumes where it stopped."""
+    from jobs.common.console import run_with_progress, summary
+    from jobs.common.runs import job_module
+    from jobs.common.series import SERIES
+
+    first = parse_as_of(start)
+    config = resolve(files, overrides)
+    moments = steps(first, parse_as_of(end) if end else first, config.window.hours)
+    for name in job or []:
+        job_module(name)
+    series = [(name, "slice") for name in job] if job else SERIES
+    with session(config, "run") as spark:
+        outcomes = run_with_progress(spark, config, moments, series, console, force=force)  # type: ignore[arg-type]
+        summary(spark, config, outcomes, console)
+
+
+@app.command()
+def lookup(
+    user: Annotated[int | None, typer.Argument(help="User id")] = None,
+    items: Annotated[list[int] | None, typer.Argument(help="Item ids")] = None,
+    at: Moment = None,
+    examples: Annotated[bool, typer.Option("--examples", help="Show one pair of each tier instead")] = False,
+    values: Annotated[int, typer.Option(help="Vector components to print")] = 6,
+    files: ConfigFiles = None,
+    overrides: Overrides = None,
+) -> None:
+    """Ask the live snapshot: tier, age, similarity and vector of a user's items. Needs no Spark."""
+    from jobs.common.console import show_lookup
+
+    config = resolve(files, overrides)
+    if not examples and (user is None or not items):
+        raise UserError("name a user and at least one item: solaris lookup USER ITEM..., or ask for --examples")
+    show_lookup(config, user, items or [], at, examples, values, console)
+
+
+@app.command()
+def coverage(
+    last: Annotated[int, typer.Option(help="Windows to show")] = 8,
+    files: ConfigFiles = None,
+    overrides: Overrides = None,
+) -> None:
+    """Show the audited coverage by window and tier."""
+    from jobs.common.console import show_coverage
+
+    config = resolve(files, overrides)
+    with session(config, "coverage") as spark:
+        show_coverage(spark, config, last, console)
+
+
+@app.command()
+def tables(files: ConfigFiles = None, overrides: Overrides = None) -> None:
+    """List the tables with their slices and rows."""
+    from jobs.common.console import show_tables
+
+    config = resolve(files, overrides)
+    with session(config, "tables") as spark:
+        show_tables(spark, config, console)
+
+
+@app.command()
+def sql(
+    query: Annotated[str, typer.Argument(help="Spark SQL; every table of the pipeline is a view of its name")],
+    rows: Annotated[int, typer.Option(help="Rows to show")] = 50,
+    files: ConfigFiles = None,
+    overrides: Overrides = None,
+) -> None:
+    """Query the tables in Spark SQL."""
+    from jobs.common.console import show_query
+
+    config = resolve(files, overrides)
+    with session(config, "sql") as spark:
+        show_query(spark, config, query, rows, console)
+
+
+@app.command()
+def report(
+    to: Annotated[Path | None, typer.Option(help="File to write (default: reports/index.html below the storage root)")] = None,
+    files: ConfigFiles = None,
+    overrides: Overrides = None,
+) -> None:
+    """Write the HTML report: coverage, budget, uplift, freshness, runs."""
+    from jobs.common.report import write_report
+
+    config = resolve(files, overrides)
+    with session(config, "report") as spark:
+        path = write_report(spark, config, to or Path(config.path("reports", "index.html")))
+    console.print(f"report: {path}")
+
+
+@app.command("config")
+def show_config(files: ConfigFiles = None, overrides: Overrides = None) -> None:
+    """Print the resolved configuration."""
+    table = Table("setting", "value", "what it is", box=None)
+    for name, section in sorted(resolve(files, overrides).sections.items()):
+        for key, info in type(section).model_fields.items():
+            table.add_row(f"{name}.{key}", repr(getattr(section, key)), info.description or "")
+    console.print(table)
+
+
+@model_app.command("check")
+def model_check(path: Annotated[Path, typer.Argument(help="Model folder")]) -> None:
+    """Check a model folder: hashes, shapes, dtypes, a trial batch, finite outputs, independence of batch mates."""
+    from jobs.common.console import show_model_check
+
+    show_model_check(path, console)
+
+
+@snapshot_app.command("list")
+def snapshot_list(files: ConfigFiles = None, overrides: Overrides = None) -> None:
+    """The snapshots on disk, the live one marked."""
+    from jobs.common.console import show_snapshots
+
+    show_snapshots(resolve(files, overrides), console)
+
+
+def main() -> None:
+    """Entry point. Exit codes: 0 done, 2 the user's mistake, 1 anything else."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+    app()
+
+
+if __name__ == "__main__":
+    main()

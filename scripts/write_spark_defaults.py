@@ -1,0 +1,30 @@
+"""Gives the virtual environment's own Spark the Delta jars, so that a plain `spark-submit jobs/NAME.py` works."""
+
+from pathlib import Path
+
+import pyspark
+
+from jobs.common.session import DELTA_EXTENSION, PROJECT
+
+
+def main() -> None:
+    jars = ",".join(str(jar) for jar in sorted((PROJECT / ".jars").glob("*.jar")))
+    folder = Path(pyspark.__file__).parent / "conf"
+    folder.mkdir(exist_ok=True)
+    (folder / "spark-defaults.conf").write_text(
+        "# Written by scripts/setup.sh, for this machine alone: spark-submit --properties-file replaces it whole.\n"
+        f"spark.jars {jars}\n"
+        f"spark.sql.extensions {DELTA_EXTENSION}\n"
+        "spark.sql.catalog.spark_catalog org.apache.spark.sql.delta.catalog.DeltaCatalog\n"
+        "spark.driver.memory 3g\n"
+        "spark.driver.host 127.0.0.1\n"
+        "spark.driver.bindAddress 127.0.0.1\n"
+        "spark.ui.enabled false\n"
+        "spark.ui.showConsoleProgress false\n"
+        "spark.log.level ERROR\n",
+        encoding="utf-8",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+import pytest
+
+from jobs.common.config import Serving, Window, load_config
+from jobs.common.errors import UserError
+
+
+def test_later_layers_win(tmp_path):
+    first, second = tmp_path / "a.toml", tmp_path / "b.toml"
+    first.write_text('[window]\nhours = 1\n[serving]\nttl_hours = 5\n[storage]\nroot = "a"\n')
+    second.write_text('[window]\nhours = 2\n[storage]\nroot = "b"\n')
+    config = load_config([first, second], ["storage.root=d"], {"SOLARIS__WINDOW__HOURS": "3", "SOLARIS__STORAGE__ROOT": "c"})
+    assert (config.get(Window).hours, config.get(Serving).ttl_hours, config.storage.root) == (3, 5, "d")
+
+
+def test_values_keep_their_type():
+    config = load_config(overrides=["log.dataset=world", "serving.tiers=['pair']", "serving.min_similarity=0.25",
+                                    'spark.conf={"spark.x"="1"}'], environ={})
+    assert config.log.dataset == "world"
+    assert config.serving.tiers == ("pair",)
+    assert config.serving.min_similarity == 0.25
+    assert config.spark.conf == {"spark.x": "1"}
+
+
+def test_every_fault_is_named_at_once_with_the_nearest_key():
+    with pytest.raises(UserError) as error:
+        load_config(overrides=["sparkk.master=x", "serving.ttl_hour=4", "window.hours=0", "serving.tiers=['pairs']"], environ={})
+    message = str(error.value)
+    assert "unknown section [sparkk]; did you mean spark?" in message
+    assert "unknown key serving.ttl_hour; did you mean ttl_hours?" in message
+    assert "window.hours: Input should be greater than 0 (got 0)" in message
+    assert "serving.tiers.0" in message
+
+
+def test_contradictions_fail_when_the_config_is_built():
+    with pytest.raises(UserError, match="tiers names one twice"):
+        load_config(overrides=["serving.tiers=['pair', 'pair']"], environ={})
+
+
+@pytest.mark.parametrize("text", ["window.hours", "hours=3", "=3", "window.=3"])
+def test_a_malformed_override_says_how_to_write_it(text):
+    with pytest.raises(UserError, match=r"section\.key=value"):
+        load_config(overrides=[text], environ={})
+
+
+def test_a_malformed_environment_variable_says_how_to_write_it():
+    with pytest.raises(UserError, match="SOLARIS__SECTION__KEY"):
+        load_config(environ={"SOLARIS__WINDOW": "3"})
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"none\.toml does not exist"):
+        load_config([tmp_path / "none.toml"], environ={})
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[window\n")
+    with pytest.raises(UserError, match=r"broken\.toml is not valid TOML"):
+        load_config([broken], environ={})
+    with pytest.raises(UserError, match="can't be read"):
+        load_config([tmp_path], environ={})
+
+
+def test_a_section_given_as_a_value_is_an_error(tmp_path):
+    file = tmp_path / "a.toml"
+    file.write_text("window = 3\n")
+    with pytest.raises(UserError, match=r"write \[window\]"):
+        load_config([file], environ={})
+
+
+def test_a_bom_is_no_fault(tmp_path):
+    file = tmp_path / "a.toml"
+    file.write_bytes(b"\xef\xbb\xbf[window]\r\nhours = 2\r\n")
+    assert load_config([file], environ={}).window.hours == 2
+
+
+def test_the_hash_follows_what_decides_results_and_nothing_else():
+    base = load_config(environ={}).hash
+    assert load_config(overrides=["spark.shuffle_partitions=7"], environ={}).hash == base
+    assert load_config(overrides=["window.hours=7"], environ={}).hash != base
