@@ -13,7 +13,8 @@ PROVIDED = (
     "org.apache.hadoop:hadoop-client-api", "org.apache.hadoop:hadoop-client-runtime", "org.slf4j:slf4j-api",
     "org.apache.logging.log4j:log4j-api", "org.apache.logging.log4j:log4j-core",
     "org.apache.logging.log4j:log4j-slf4j2-impl", "org.apache.parquet:parquet-hadoop",
-    "com.fasterxml.jackson.core:jackson-databind", "com.fasterxml.jackson.datatype:jackson-datatype-jdk8",
+    "com.fasterxml.jackson.core:jackson-annotations", "com.fasterxml.jackson.core:jackson-core",
+    "com.fasterxml.jackson.core:jackson-databind", "com.google.code.findbugs:jsr305", "com.fasterxml.jackson.datatype:jackson-datatype-jdk8",
     "org.locationtech.jts:jts-core", "org.roaringbitmap:RoaringBitmap", "javax.annotation:javax.annotation-api",
 )
 
@@ -39,7 +40,6 @@ def main() -> None:
     shutil.rmtree(target, ignore_errors=True)
     staging.rename(target)
     shutil.rmtree(cache, ignore_errors=True)
-    print(f"setup: {len(jars)} jars")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,9 @@ fi
 
 if ! ls .jars/*delta-spark*.jar >/dev/null 2>&1; then
     echo "setup: resolving the Delta Lake jars"
-    .venv/bin/python scripts/fetch_jars.py || fail "the Delta Lake jars could not be resolved; is there a network?"
+    mkdir -p .cache
+    .venv/bin/python scripts/fetch_jars.py >.cache/fetch_jars.log 2>&1 ||
+        fail "the Delta Lake jars could not be resolved; is there a network? see .cache/fetch_jars.log"
 fi
 .venv/bin/python scripts/write_spark_defaults.py
 touch .venv/.ready

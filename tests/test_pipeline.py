@@ -1,0 +1,150 @@
+"""The whole pipeline on a tiny world: every table, every tier, reruns, time zones and partitionings."""
+
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import functions as F
+
+from jobs.common.clock import slice_of, steps
+from jobs.common.config import load_config
+from jobs.common.console import run_with_progress
+from jobs.common.series import SERIES
+from jobs.common.tables import Tables
+from schemas import TABLES
+from solaris_udf.codec import decode
+
+PROJECT = Path(__file__).parents[1]
+FIRST, LAST, END = (datetime(2026, 1, day, hour, tzinfo=UTC) for day, hour in ((3, 12), (4, 0), (5, 0)))
+SMALL = [
+    "spark.shuffle_partitions=2", "make_world.size=tiny", "train_foundation.size=tiny", "train_foundation.epochs=1",
+    "log.dataset=world", "window.hours=6",
+]
+JOBS_OF_A_SLICE = [*SERIES, ("join_features", "slice")]
+# Written by wall time or by attempt, not by logical time.
+UNSTABLE = {"run_id", "seconds"}
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+def run_pipeline(spark, root, *overrides):
+    from rich.console import Console
+
+    config = load_config(overrides=[f"storage.root={root}", *SMALL, *overrides], environ={})
+    console = Console(quiet=True)
+    outcomes = run_with_progress(spark, config, [END], [("make_world", "slice")], console)
+    outcomes += run_with_progress(spark, config, steps(FIRST, LAST, 6), JOBS_OF_A_SLICE, console)
+    return config, outcomes
+
+
+@pytest.fixture(scope="module")
+def pipeline(spark, tmp_path_factory):
+    """Three slices on the tiny world, in this process."""
+    return run_pipeline(spark, tmp_path_factory.mktemp("pipeline"))
+
+
+def contents(spark, config, name, slice_name=None):
+    """A table's rows in a canonical order, without what may differ between runs; ids and times exact."""
+    frame = Tables(spark, config.path("tables")).read(name)
+    if slice_name:
+        frame = frame.where(F.col("slice") == slice_name)
+    columns = [column.name for column in TABLES[name].columns if column.name not in UNSTABLE]
+    order = [column for column in (*TABLES[name].key, *columns) if column in columns and column not in ("labels", "metrics")]
+    return frame.select(*columns).orderBy(*dict.fromkeys(order)).toArrow()
+
+
+def assert_same(name, first, second):
+    assert first.num_rows == second.num_rows, f"{name}: {first.num_rows} and {second.num_rows} rows"
+    for column in first.column_names:
+        a, b = first[column], second[column]
+        if pa.types.is_floating(a.type):
+            np.testing.assert_allclose(a.to_numpy(), b.to_numpy(), rtol=1e-5, atol=1e-6, err_msg=f"{name}.{column}")
+        elif pa.types.is_binary(a.type) and "embedding" in column:
+            assert a.is_null().equals(b.is_null()), f"{name}.{column}"
+            np.testing.assert_allclose(decode(a.drop_null()), decode(b.drop_null()), atol=2e-3, err_msg=f"{name}.{column}")
+        elif pa.types.is_list(a.type) and name == "user_neighbors":
+            for left, right in zip(a.to_pylist(), b.to_pylist(), strict=True):
+                assert [n["user_id"] for n in left] == [n["user_id"] for n in right]
+                np.testing.assert_allclose([n["similarity"] for n in left], [n["similarity"] for n in right], atol=1e-3)
+        else:
+            assert a.to_pylist() == b.to_pylist(), f"{name}.{column}"
+
+
+def test_every_table_has_rows_and_every_job_a_record(spark, pipeline):
+    config, outcomes = pipeline
+    tables = Tables(spark, config.path("tables"))
+    # A world's ids are integers and its items come once: id_map stays empty.
+    empty = {name for name in TABLES if tables.read(name).isEmpty()}
+    assert empty <= {"id_map", "vm_evaluations"}
+    runs = tables.read("job_runs").where("status = 'succeeded'").groupBy("job").count().collect()
+    assert {row.job: row["count"] for row in runs} == {
+        job: sum(outcome.job == job for outcome in outcomes) for job in {outcome.job for outcome in outcomes}}
+    assert {row.job for row in runs} == {"make_world", *(job for job, _ in JOBS_OF_A_SLICE)}
+
+
+def test_keys_are_unique(spark, pipeline):
+    config, _ = pipeline
+    for name, table in TABLES.items():
+        if table.key:
+            rows = Tables(spark, config.path("tables")).read(name)
+            assert rows.groupBy(*table.key).count().where("count > 1").isEmpty(), name
+
+
+def test_nothing_written_at_a_slice_knows_its_future(spark, pipeline):
+    config, _ = pipeline
+    log = Tables(spark, config.path("tables")).read("ranking_log")
+    assert log.where("event_time >= as_of OR arrived_at > as_of").isEmpty()
+    assert {row.slice for row in log.select("slice").distinct().collect()} == {slice_of(at) for at in steps(FIRST, LAST, 6)}
+
+
+def test_fallbacks_lift_coverage_above_pairs_alone(spark, pipeline):
+    config, _ = pipeline
+    rows = (Tables(spark, config.path("tables")).read("coverage_audit")
+            .where("surface = 'all' AND population = 'scored' AND segment = 'all'")
+            .where(F.col("slice") == slice_of(LAST)).groupBy("tier").agg(F.sum("rows").alias("n")).collect())
+    counts = {row.tier: row.n for row in rows}
+    total = sum(counts.values())
+    assert counts["pair"] > 0
+    assert 1 - counts.get("none", 0) / total > counts["pair"] / total
+
+
+def test_rerunning_a_slice_leaves_every_table_identical(spark, pipeline):
+    config, _ = pipeline
+    from rich.console import Console
+
+    names = [name for name in TABLES if name != "job_runs"]
+    before = {name: contents(spark, config, name) for name in names}
+    again = run_with_progress(spark, config, [LAST], JOBS_OF_A_SLICE, Console(quiet=True), force=True)
+    assert {outcome.slice for outcome in again} == {slice_of(LAST)}
+    for name in names:
+        assert_same(name, before[name], contents(spark, config, name))
+
+
+def test_a_second_call_leaves_out_what_is_done(spark, pipeline):
+    config, _ = pipeline
+    from rich.console import Console
+
+    assert run_with_progress(spark, config, steps(FIRST, LAST, 6), JOBS_OF_A_SLICE, Console(quiet=True)) == []
+
+
+def test_neither_time_zone_nor_partitioning_changes_a_row(spark, pipeline, tmp_path):
+    """The same slices in a process in Asia/Kolkata with four shuffle partitions instead of two."""
+    config, _ = pipeline
+    root = tmp_path / "kolkata"
+    (root / "raw").parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "jobs.cli", "run", "--config", os.devnull]
+    for text in [f"storage.root={root}", *SMALL, "spark.shuffle_partitions=4", "spark.master=local[2]", "spark.driver_memory=2g"]:
+        command += ["--set", text]
+    environ = {**os.environ, "TZ": "Asia/Kolkata"}
+    jobs = [part for job, _ in JOBS_OF_A_SLICE for part in ("--job", job)]
+    subprocess.run([*command, "--from", END.isoformat(), "--job", "make_world"], check=True, env=environ, cwd=PROJECT)
+    subprocess.run([*command, "--from", FIRST.isoformat(), *jobs], check=True, env=environ, cwd=PROJECT)
+    other = load_config(overrides=[f"storage.root={root}", *SMALL], environ={})
+    for name in TABLES:
+        if name not in ("job_runs", "vm_evaluations"):
+            assert_same(name, contents(spark, config, name, slice_of(FIRST)), contents(spark, other, name, slice_of(FIRST)))
