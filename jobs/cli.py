@@ -45,7 +45,6 @@ app.add_typer(model_app, name="model")
 
 ConfigFiles = Annotated[list[str] | None, typer.Option("--config", help="TOML file; repeat to layer (default: conf/local.toml)")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="SECTION.KEY=VALUE; repeatable")]
-Moment = Annotated[str | None, typer.Option(metavar="TIME", help="A time with a zone, like 2026-01-03T06:00:00Z")]
 
 
 def resolve(files: list[str] | None, overrides: list[str] | None) -> Config:
@@ -101,23 +100,27 @@ def run(
         summary(spark, config, outcomes, console)
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})  # ids may be negative
 def lookup(
     user: Annotated[int | None, typer.Argument(help="User id")] = None,
     items: Annotated[list[int] | None, typer.Argument(help="Item ids")] = None,
-    at: Moment = None,
+    at: Annotated[str | None, typer.Option(metavar="TIME", help="Time of the request, with a zone, or now "
+                                           "(default: when the snapshot went live)")] = None,
     examples: Annotated[bool, typer.Option("--examples", help="Show one pair of each tier instead")] = False,
     values: Annotated[int, typer.Option(help="Vector components to print")] = 6,
     files: ConfigFiles = None,
     overrides: Overrides = None,
 ) -> None:
     """Ask the live snapshot: tier, age, similarity and vector of a user's items. Needs no Spark."""
-    from jobs.common.console import show_lookup
+    from jobs.common.lookup_view import show_examples, show_lookup
 
     config = resolve(files, overrides)
     if not examples and (user is None or not items):
         raise UserError("name a user and at least one item: solaris lookup USER ITEM..., or ask for --examples")
-    show_lookup(config, user, items or [], at, examples, values, console)
+    if examples:
+        show_examples(config, at, values, console)
+    else:
+        show_lookup(config, user, items, at, values, console)  # type: ignore[arg-type]
 
 
 @app.command()
@@ -187,17 +190,14 @@ def show_config(files: ConfigFiles = None, overrides: Overrides = None) -> None:
 @model_app.command("check")
 def model_check(path: Annotated[Path, typer.Argument(help="Model folder")]) -> None:
     """Check a model folder: hashes, shapes, dtypes, a trial batch, finite outputs, independence of batch mates."""
-    from jobs.common.console import show_model_check
+    from solaris_udf.foundation.check import check_model
 
-    show_model_check(path, console)
-
-
-@snapshot_app.command("list")
-def snapshot_list(files: ConfigFiles = None, overrides: Overrides = None) -> None:
-    """The snapshots on disk, the live one marked."""
-    from jobs.common.console import show_snapshots
-
-    show_snapshots(resolve(files, overrides), console)
+    findings = check_model(path)
+    for finding in findings:
+        console.print(f"- {finding}", highlight=False, markup=False)
+    if findings:
+        raise UserError(f"{path} does not keep the model contract, see docs/bring-your-own-model.md")
+    console.print(f"{path} keeps the model contract", highlight=False)
 
 
 def main() -> None:

@@ -1,19 +1,237 @@
-"""embed_pairs."""
+"""embed_pairs: runs the foundation model on the pairs that predict_pairs selected.
 
+Reads candidate_pairs of the slice (action compute), each user's history and the items as of the run, and the newest
+foundation model trained up to then. Writes pair_embeddings, and refused pairs (NaN, wrong length) to rejected_rows.
+Work is kept in chunks below staging/, so a run that was killed goes on where it stopped and no pair is computed twice.
+"""
+
+import json
+import shutil
+import time
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from jobs.common.clock import ts
 from jobs.common.config import Section
+from jobs.common.errors import RunFailed, UserError
+from jobs.common.item_table import write_item_table
+from jobs.common.log import histories_at
 from jobs.common.main import main
+from jobs.common.models import require_model
 from jobs.common.runs import Report, Run
+from solaris_udf.foundation.contract import Description, load_description, sha256_of
+from solaris_udf.foundation.features import COUNTS, ModelError
+from solaris_udf.foundation.inference import Limits
+from solaris_udf.foundation.udf import OUTPUT_DDL, EmbedFunction, embed_udf
+
+RESULTS_DDL = "user_id BIGINT, item_id BIGINT, embedding BINARY, reason STRING"
 
 
 class Settings(Section):
     """The [embed_pairs] section."""
 
     section = "embed_pairs"
+    model: str = Field("", description="Model folder to use; empty: the newest below storage.root/models/foundation")
+    model_roots: tuple[str, ...] = Field((), description="Folders that may hold models besides storage.root/models")
+    codec: Literal["float16", "int8"] = Field("float16", description="How embeddings are stored")
+    batch_tokens: int = Field(65_536, ge=1, description="History events that one batch of users or pairs may hold")
+    batch_pairs: int = Field(8_192, ge=1, description="Pairs that one batch may hold")
+    chunk_pairs: int = Field(1_000_000, ge=1, description="Pairs after which progress is saved: a kill loses at most these")
+    task_pairs: int = Field(50_000, ge=1, description="About how many pairs one Spark task embeds")
+    row_pairs: int = Field(20_000, ge=1, description="Users with more pairs than this are split into several rows")
+    gpus: float = Field(0.0, ge=0, description="GPUs a task, asked for by this stage only; 0: none, CPU inference")
+    half_precision: bool = Field(True, description="Half precision on a GPU")
+    compile: bool = Field(False, description="torch.compile the model: slower start, faster long runs")
+
+
+def wanted_pairs(candidates: DataFrame) -> DataFrame:
+    """The selected pairs that must be computed: user_id, item_id, probability."""
+    return candidates.where(F.col("action") == "compute").select("user_id", "item_id", "probability")
+
+
+def grouped_by_user(pairs: DataFrame, histories: DataFrame, partitions: int, row_pairs: int) -> DataFrame:
+    """The model's input rows without `at`: one per user with all their item ids, sorted; several for a giant user.
+
+    The number of partitions is given, not left to Spark, which would put a small table with much work into one task.
+    """
+    users = (
+        pairs.repartition(partitions, "user_id")
+        .groupBy("user_id").agg(F.array_sort(F.collect_list("item_id")).alias("all_items"))
+        .withColumn("part", F.explode(F.sequence(F.lit(0), F.floor((F.size("all_items") - 1) / row_pairs).cast("int"))))
+        .withColumn("item_ids", F.slice("all_items", F.col("part") * row_pairs + 1, row_pairs))
+    )
+    return users.join(histories, on="user_id", how="left").select("user_id", "shown", "clicked", *COUNTS, "item_ids")
+
+
+def rejections(refused: DataFrame) -> DataFrame:
+    """Refused pairs as reason and row."""
+    row = F.to_json(F.struct("user_id", "item_id", "model_version"))
+    return refused.select("reason", row.alias("row"))
 
 
 def run(run: Run, settings: Settings) -> Report:
-    """PLACEHOLDER."""
-    return Report()
+    """Embeds what is missing in chunks, then publishes all of the slice at once."""
+    folder, description, roots = _model(run, settings)
+    items = write_item_table(run)
+    histories = histories_at(run.tables, run.as_of)
+    staging = _Staging(run, description, _fingerprint(run, settings, description, histories, items))
+    wanted = wanted_pairs(run.tables.read_slice("candidate_pairs", run.as_of))
+    limits = Limits(tokens=settings.batch_tokens, pairs=settings.batch_pairs)
+    embed = embed_udf(
+        folder, items, codec=settings.codec, threads=run.config.spark.task_cpus, limits=limits,
+        half=settings.half_precision, compiled=settings.compile, roots=roots,
+    )
+    before = staging.done()
+    todo = wanted if before is None else wanted.join(before, on=["user_id", "item_id"], how="left_anti")
+    counts = todo.agg(F.count("*").alias("pairs"), F.countDistinct("user_id").alias("users")).first()
+    assert counts is not None
+    pairs = counts.pairs if before is None else wanted.count()
+    started = time.monotonic()
+    _embed_chunks(run, settings, todo, histories, embed, staging, counts.pairs)
+    seconds = time.monotonic() - started
+    embedded, rejected = _publish(run, settings, wanted, staging, description, pairs)
+    return Report(
+        rows_in=pairs, rows_out=embedded, rows_rejected=rejected,
+        metrics={
+            "pairs": counts.pairs, "users": counts.users, "reused": pairs - counts.pairs, "inference_seconds": seconds,
+            "pairs_per_second": counts.pairs / seconds if counts.pairs else 0.0,
+        },
+    )
+
+
+def _model(run: Run, settings: Settings) -> tuple[Path, Description, list[str]]:
+    folder = Path(settings.model) if settings.model else require_model(run.config, "foundation", run.as_of)
+    roots = [run.config.path("models"), *settings.model_roots]
+    try:
+        return folder, load_description(folder, roots), roots
+    except ModelError as error:
+        raise UserError(f"foundation model: {error}") from None
+
+
+def _fingerprint(run: Run, settings: Settings, description: Description, histories: DataFrame, items: Path) -> str:
+    """Names everything that decides an embedding of this slice.
+
+    Stored work counts only under the same name: when histories or items were rewritten since, it is stale. The runs that
+    wrote the histories stand for their content.
+    """
+    runs = histories.select("slice", "run_id").distinct().orderBy("slice", "run_id").collect()
+    content = [description.version, settings.codec, sha256_of(items), *(f"{row.slice} {row.run_id}" for row in runs)]
+    return sha256("\n".join(content).encode()).hexdigest()[:12]
+
+
+class _Staging:
+    """Finished chunks of one slice, model version and fingerprint; others of the slice are removed.
+
+    staging/embed_pairs/<slice>/<fingerprint>/chunk-00000/ are parquet folders, complete once they hold _SUCCESS.
+    published.json replaces them when the slice stands in pair_embeddings.
+    """
+
+    def __init__(self, run: Run, description: Description, fingerprint: str) -> None:
+        self._run = run
+        self._version = description.version
+        parent = Path(run.config.path("staging", "embed_pairs", run.slice))
+        self.folder = parent / fingerprint
+        self._marker = self.folder / "published.json"
+        for other in parent.glob("*"):
+            if other != self.folder:
+                shutil.rmtree(other)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def done(self) -> DataFrame | None:
+        """What is embedded already: user_id, item_id, embedding, reason. None for nothing."""
+        if self._marker.exists():
+            stored = (
+                self._run.tables.read_slice("pair_embeddings", self._run.as_of)
+                .where(F.col("model_version") == self._version)
+                .select("user_id", "item_id", "embedding", F.lit(None).cast("string").alias("reason"))
+            )
+            if not self._complete():
+                return stored
+            # A run killed after publishing leaves chunks of pairs that are stored already.
+            return stored.unionByName(self._chunks().join(stored, on=["user_id", "item_id"], how="left_anti"))
+        return self._chunks() if self._complete() else None
+
+    def next_chunk(self) -> str:
+        """A folder that no complete chunk has."""
+        return str(self.folder / f"chunk-{len(self._complete()):05d}")
+
+    def publish(self) -> None:
+        """The chunks are in pair_embeddings now. The marker first: with neither, all would be computed again."""
+        self._marker.write_text(json.dumps({"run_id": self._run.run_id}) + "\n")
+        for chunk in self.folder.glob("chunk-*"):
+            shutil.rmtree(chunk)
+
+    def _complete(self) -> list[str]:
+        return sorted(str(chunk.parent) for chunk in self.folder.glob("chunk-*/_SUCCESS"))
+
+    def _chunks(self) -> DataFrame:
+        return self._run.spark.read.schema(RESULTS_DDL).parquet(*self._complete())
+
+
+def _embed_chunks(
+    run: Run, settings: Settings, todo: DataFrame, histories: DataFrame, embed: EmbedFunction, staging: _Staging,
+    pairs: int,
+) -> None:
+    """One Spark job and one parquet folder a chunk: the only place where the model is called."""
+    if not pairs:
+        return
+    chunks = -(-pairs // settings.chunk_pairs)
+    parallel = run.spark.sparkContext.defaultParallelism
+    partitions = max(parallel, -(-pairs // chunks // settings.task_pairs))
+    profile = _profile(settings, run.config.spark.task_cpus)
+    for chunk in range(chunks):
+        part = todo if chunks == 1 else todo.where(F.pmod(F.xxhash64("user_id"), F.lit(chunks)) == chunk)
+        inputs = grouped_by_user(part, histories, partitions, settings.row_pairs).withColumn("at", ts(run.as_of))
+        (
+            inputs.mapInArrow(embed, OUTPUT_DDL, profile=profile)
+            .select("user_id", "item_id", "embedding", "reason")
+            .write.mode("overwrite").parquet(staging.next_chunk())
+        )
+
+
+def _profile(settings: Settings, task_cpus: int) -> ResourceProfile | None:
+    """Asks for GPUs for this stage only, so that other stages hold none."""
+    if not settings.gpus:
+        return None
+    return ResourceProfileBuilder().require(
+        TaskResourceRequests().cpus(task_cpus).resource("gpu", settings.gpus)
+    ).build
+
+
+def _publish(
+    run: Run, settings: Settings, wanted: DataFrame, staging: _Staging, description: Description, pairs: int
+) -> tuple[int, int]:
+    """Writes embeddings and rejections of all wanted pairs; returns how many of each."""
+    done = staging.done()
+    results = (
+        wanted.join(done if done is not None else run.spark.createDataFrame([], RESULTS_DDL),
+                    on=["user_id", "item_id"], how="left")
+        .withColumns({"codec": F.lit(settings.codec), "model_version": F.lit(description.version)})
+        .persist()
+    )
+    try:
+        counts = results.agg(
+            F.count("*").alias("rows"), F.count("embedding").alias("embedded"), F.count("reason").alias("rejected"),
+        ).first()
+        assert counts is not None
+        if counts.rows != pairs or counts.embedded + counts.rejected != pairs:
+            raise RunFailed(
+                f"embed_pairs {run.slice}: {pairs} pairs in, but {counts.embedded} embedded and {counts.rejected} rejected; "
+                f"nothing was published; run it again, and remove {staging.folder} if that fails too"
+            )
+        run.check_reject_rate(counts.rejected, pairs)
+        rejected = run.reject(rejections(results.where(F.col("embedding").isNull())))
+        embedded = run.write(results.where(F.col("embedding").isNotNull()).drop("reason"), "pair_embeddings")
+    finally:
+        results.unpersist()
+    staging.publish()
+    return embedded, rejected
 
 
 if __name__ == "__main__":

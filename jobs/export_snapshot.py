@@ -1,19 +1,278 @@
-"""export_snapshot."""
+"""Exports the lookup snapshot: the fresh pair embeddings and each user's vector, sharded, hashed, validated, published.
 
-from jobs.common.config import Section
+Reads pair_embeddings (within serving.ttl_hours), user_embeddings (within serving.max_user_age_hours) and the latest
+user_neighbors, all of one model version. One Spark task writes each shard's Arrow files into a staging folder below
+snapshots/. The driver then checks them against the tables and against the previous snapshot, renames the folder to
+snapshots/<slice>-<model_version>-<hash> and moves CURRENT to it, and writes the `snapshots` row. A failed check leaves
+CURRENT alone and exits with 1. The same inputs give the same bytes and the same id, and exporting an old slice again
+never moves CURRENT back.
+"""
+
+import logging
+import uuid
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from jobs.common.clock import micros, slice_of, ts
+from jobs.common.config import Section, Serving
+from jobs.common.errors import RunFailed, UserError
+from jobs.common.log import fresh_pair_embeddings, latest_per
 from jobs.common.main import main
+from jobs.common.models import latest_model
 from jobs.common.runs import Report, Run
+from solaris_udf.snapshot.errors import SnapshotError
+from solaris_udf.snapshot.layout import MANIFEST, STAGING_PREFIX, is_safe_name
+from solaris_udf.snapshot.manifest import Manifest
+from solaris_udf.snapshot.publish import publish
+from solaris_udf.snapshot.reader import Snapshot
+from solaris_udf.snapshot.shards import INPUT_COLUMNS, OUTPUT_DDL, ShardSummary, write_shards
+from solaris_udf.snapshot.storage import LocalStorage
+from solaris_udf.snapshot.validate import (
+    Limits,
+    Totals,
+    assemble,
+    check_against_previous,
+    check_content,
+    check_sample,
+    previous_manifest,
+)
+from solaris_udf.tiers import NEIGHBOR_MEAN, USER_MEAN, TierPolicy
+
+log = logging.getLogger("solaris")
+
+ROWS_PER_SHARD = 1_000_000  # a task then spools some 150 MB of 64-d float16 rows and holds 4 MB in memory
+MIN_SHARDS, MAX_SHARDS = 2, 4096
 
 
 class Settings(Section):
     """The [export_snapshot] section."""
 
     section = "export_snapshot"
+    shards: int = Field(0, ge=0, le=MAX_SHARDS, description="Shards; 0: by the number of rows, a million a shard")
+    codec: Literal["float16", "int8"] = Field("float16", description="How the snapshot stores vectors")
+    neighbors: int = Field(3, ge=1, le=255, description="Neighbours kept for each user, tried in order of similarity")
+    min_pairs_ratio: float = Field(0.5, ge=0, description="Refuse fewer pairs than this part of the previous snapshot's")
+    min_users_ratio: float = Field(0.5, ge=0, description="Refuse fewer users than this part of the previous snapshot's")
+    max_norm_drift: float = Field(0.5, ge=0, description="Refuse if the mean norm of the vectors changed by more than this")
+    sample: int = Field(200, ge=0, description="Pairs looked up and compared with the table, about that many")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is exported: one model version, and how many dimensions its vectors have (None: as the first one has)."""
+
+    model_version: str
+    dim: int | None
+
+
+def choose_shards(rows: int, setting: int) -> int:
+    """The number of shards: the setting if given, else one for each million rows, within bounds."""
+    return setting or min(MAX_SHARDS, max(MIN_SHARDS, -(-rows // ROWS_PER_SHARD)))
+
+
+def fresh_user_means(run: Run, version: str) -> DataFrame:
+    """Each user's latest own mean that is younger than serving.max_user_age_hours; its age is that of its newest pair."""
+    start = run.as_of - timedelta(hours=run.config.serving.max_user_age_hours)
+    rows = run.tables.read("user_embeddings").where(
+        (F.col("slice") > slice_of(start)) & (F.col("slice") <= run.slice) & (F.col("model_version") == version)
+    )
+    return latest_per(rows, "user_id").where(F.col("newest_at") > ts(start)).select(
+        "user_id", "embedding", "codec", F.unix_micros("newest_at").alias("computed_at")
+    )
+
+
+def neighbor_lists(run: Run, version: str, means: DataFrame, count: int) -> DataFrame:
+    """The best neighbours of each user that have an own mean (user_id, neighbors), most similar first, ties by id."""
+    rows = run.tables.read("user_neighbors").where((F.col("slice") <= run.slice) & (F.col("model_version") == version))
+    latest = rows.agg(F.max("slice").alias("slice")).first()["slice"]  # type: ignore[index]
+    candidates = (
+        rows.where(F.col("slice") == latest)
+        .select("user_id", F.explode("neighbors").alias("neighbor"))
+        .select("user_id", F.col("neighbor.user_id").alias("neighbor_id"), F.col("neighbor.similarity").alias("similarity"))
+        .where((F.col("similarity") >= run.config.serving.min_similarity) & ~F.isnan("similarity")
+               & (F.col("neighbor_id") != F.col("user_id")))
+        .join(means.select(F.col("user_id").alias("neighbor_id")), "neighbor_id", "left_semi")
+    )
+    best = Window.partitionBy("user_id").orderBy(F.col("similarity").desc(), "neighbor_id")
+    listed = F.collect_list(F.struct("place", F.col("neighbor_id").alias("user_id"), "similarity"))
+    return (
+        candidates.withColumn("place", F.row_number().over(best)).where(F.col("place") <= count)
+        .groupBy("user_id").agg(F.array_sort(listed).alias("neighbors"))
+        .select("user_id", F.transform("neighbors", lambda one: F.struct(one.user_id.alias("user_id"),
+                                                                        one.similarity.alias("similarity"))).alias("neighbors"))
+    )
+
+
+def resolve_users(means: DataFrame, neighbors: DataFrame, serving: Serving) -> DataFrame:
+    """One row per user with a vector: their own mean, or that of their best neighbour; and their neighbours.
+
+    Where the tier order puts neighbor_mean first, the neighbour's mean is preferred to the user's own.
+    """
+    order = [tier for tier in serving.tiers if tier in ("user_mean", "neighbor_mean")]
+    own, best = F.col("own").isNotNull(), F.try_element_at("neighbors", F.lit(1))
+    use_own = own & best.isNull() if order[:1] == ["neighbor_mean"] else own
+    chosen = means.select("user_id", F.lit(True).alias("own")).join(neighbors, "user_id", "full").select(
+        "user_id", "neighbors",
+        F.when(use_own, F.col("user_id")).otherwise(best.user_id).alias("source_user"),
+        F.when(use_own, F.lit(1.0)).otherwise(best.similarity).cast("float").alias("similarity"),
+        F.when(use_own, USER_MEAN).otherwise(NEIGHBOR_MEAN).cast("tinyint").alias("tier"),
+    )
+    return chosen.join(means.withColumnRenamed("user_id", "source_user"), "source_user", "inner").select(
+        "user_id", "embedding", "codec", "computed_at", "tier", "source_user", "similarity", "neighbors"
+    )
+
+
+def shard_rows(pairs: DataFrame, users: DataFrame, shards: int) -> DataFrame:
+    """Pairs and users as one frame of write_shards' input: partition = shard, each in the order of the format.
+
+    The hash is that of solaris_udf.snapshot.hashing; flipping its sign bit makes Spark sort it as unsigned.
+    """
+    user_hash = F.xxhash64("user_id")
+    shard = (user_hash.bitwiseAND(F.lit(0xFFFFFFFF)) % F.lit(shards)).cast("int").alias("shard")
+    nothing = F.lit(None)
+    pair_rows = pairs.select(
+        shard, F.lit(0).cast("tinyint").alias("kind"), F.xxhash64("user_id", "item_id").alias("hash"), "user_id", "item_id",
+        "embedding", "codec", F.unix_micros("as_of").alias("computed_at"), nothing.cast("tinyint").alias("tier"),
+        nothing.cast("bigint").alias("source_user"), nothing.cast("float").alias("similarity"),
+        nothing.cast("array<struct<user_id: bigint, similarity: float>>").alias("neighbors"),
+    )
+    user_rows = users.select(
+        shard, F.lit(1).cast("tinyint").alias("kind"), user_hash.alias("hash"), "user_id",
+        F.lit(0).cast("bigint").alias("item_id"), "embedding", "codec", "computed_at", "tier", "source_user", "similarity",
+        "neighbors",
+    )
+    unsigned = F.col("hash").bitwiseXOR(F.lit(-(1 << 63)))
+    return (
+        pair_rows.unionByName(user_rows)
+        .repartitionById(shards, "shard")
+        .sortWithinPartitions("shard", "kind", unsigned, "user_id", "item_id")
+        .select(*INPUT_COLUMNS)
+    )
+
+
+def find_source(run: Run) -> Source:
+    """The model version to export: that of the newest foundation model at as_of; without one, the only one in use.
+
+    Raises UserError if there is no model and the fresh embeddings have none, or several, versions.
+    """
+    folder = latest_model(run.config, "foundation", run.as_of)
+    if folder is not None:
+        from solaris_udf.foundation.contract import load_description
+
+        description = load_description(folder)
+        return Source(description.version, description.embedding_dim)
+    found: list[str] = []
+    for table, hours in (("pair_embeddings", run.config.serving.ttl_hours),
+                         ("user_embeddings", run.config.serving.max_user_age_hours)):
+        start = slice_of(run.as_of - timedelta(hours=hours))
+        rows = run.tables.read(table).where((F.col("slice") > start) & (F.col("slice") <= run.slice))
+        found = found or sorted(row.model_version for row in rows.select("model_version").distinct().limit(10).collect())
+    if not found:
+        raise UserError(f"export_snapshot {run.slice}: there is nothing to export: no foundation model at or before it below "
+                        f"{run.config.path('models', 'foundation')}, and no fresh embeddings; run embed_pairs first")
+    if len(found) > 1:
+        raise UserError(f"export_snapshot {run.slice}: the fresh embeddings are of several model versions ({', '.join(found)}) "
+                        "and no foundation model at or before it says which to publish")
+    return Source(found[0], None)
+
+
+def count_totals(run: Run, version: str) -> Totals:
+    """What the tables say must be in the snapshot, counted apart from the export itself."""
+    serving = run.config.serving
+    pair_start = slice_of(run.as_of - timedelta(hours=serving.ttl_hours))
+    user_start = run.as_of - timedelta(hours=serving.max_user_age_hours)
+    now = (F.col("slice") <= run.slice) & (F.col("model_version") == version)
+    pairs = run.tables.read("pair_embeddings").where((F.col("slice") > pair_start) & now)
+    users = run.tables.read("user_embeddings").where((F.col("slice") > slice_of(user_start)) & now)
+    row = (
+        pairs.agg(F.count_distinct("user_id", "item_id").alias("pairs"))
+        .crossJoin(users.where(F.col("newest_at") > ts(user_start)).agg(F.count_distinct("user_id").alias("means")))
+        .first()
+    )
+    assert row is not None
+    return Totals(row.pairs, row.means)
 
 
 def run(run: Run, settings: Settings) -> Report:
-    """PLACEHOLDER."""
-    return Report()
+    """Exports, validates and publishes one snapshot. Raises RunFailed, with CURRENT untouched, if a check fails."""
+    source = find_source(run)
+    version, serving = source.model_version, run.config.serving
+    if not is_safe_name(version):
+        raise UserError(f"model version {version!r} can't be part of a folder's name; use letters, digits, dot, dash")
+    root = Path(run.config.path("snapshots"))
+    if "://" in str(run.config.storage.root):
+        raise UserError(f"storage.root {run.config.storage.root} is not a local or mounted folder; snapshots need one")
+    storage = LocalStorage(root)
+    totals = count_totals(run, version)
+    shards = choose_shards(totals.pairs + totals.means, settings.shards)
+    pairs = fresh_pair_embeddings(run.tables, run.as_of, serving.ttl_hours, version)
+    means = fresh_user_means(run, version)
+    users = resolve_users(means, neighbor_lists(run, version, means, settings.neighbors), serving)
+
+    staging = f"{STAGING_PREFIX}{run.slice}-{uuid.uuid4().hex[:12]}"
+    try:
+        write = partial(write_shards, folder=str((root / staging).resolve()), shards=shards, codec=settings.codec,
+                        dim=source.dim, neighbors=settings.neighbors)
+        written = shard_rows(pairs, users, shards).mapInArrow(write, OUTPUT_DDL).collect()  # one small row a shard
+        manifest = assemble(
+            [ShardSummary.parse(row.summary) for row in written], root / staging, slice_name=run.slice,
+            as_of_micros=micros(run.as_of), model_version=version, codec=settings.codec, shards=shards, dim=source.dim,
+            neighbors=settings.neighbors, policy=TierPolicy.of_hours(
+                serving.tiers, serving.ttl_hours, serving.max_user_age_hours, serving.min_similarity),
+        )
+        previous = previous_manifest(storage, before_micros=micros(run.as_of))
+        check_content(manifest, totals)
+        check_against_previous(manifest, previous, Limits(settings.min_pairs_ratio, settings.min_users_ratio,
+                                                          settings.max_norm_drift))
+        storage.write_text(f"{staging}/{MANIFEST}", manifest.to_json())
+        if settings.sample and manifest.pairs:
+            rows = sample_rows(pairs, manifest.pairs, settings.sample).toArrow()  # bounded, whatever the table's size
+            check_sample(Snapshot.open(root / staging, verify="full"), rows, micros(run.as_of))
+        live = publish(storage, staging, manifest)
+    except SnapshotError as error:
+        raise RunFailed(f"export_snapshot {run.slice}: {error}; CURRENT was left alone") from None
+    finally:
+        storage.remove_folder(staging)
+    if not manifest.pairs:
+        log.warning("export_snapshot %s: snapshot %s has no pairs", run.slice, manifest.snapshot_id)
+    run.write(snapshot_row(run, manifest), "snapshots")
+    log.info("export_snapshot %s: %s %s", run.slice, manifest.snapshot_id, "is live" if live else "is older than the live one")
+    return Report(
+        rows_in=totals.pairs + totals.means, rows_out=manifest.pairs + manifest.users,
+        metrics={"pairs": manifest.pairs, "users_own": manifest.users_own, "users_neighbor": manifest.users_neighbor,
+                 "bytes": manifest.total_bytes, "shards": shards, "live": float(live)},
+    )
+
+
+def sample_rows(pairs: DataFrame, total: int, count: int) -> DataFrame:
+    """A deterministic sample of about count of the pairs, and never more than four times as many."""
+    every = max(1, total // count)
+    return pairs.where(F.pmod(F.xxhash64("item_id", "user_id"), F.lit(every)) == 0).select(
+        "user_id", "item_id", "embedding", "codec", F.unix_micros("as_of").alias("computed_at")
+    ).limit(4 * count)
+
+
+def snapshot_row(run: Run, manifest: Manifest) -> DataFrame:
+    """The row of `snapshots`. status is live for every published one: the logical time decides which answers when (the
+    greatest live_from up to then), so a row is retired once a later one's live_from has come; nothing is updated."""
+    import hashlib
+
+    delay = timedelta(minutes=run.config.serving.publish_delay_minutes)
+    digest = hashlib.sha256(manifest.to_json().encode()).hexdigest()
+    return run.spark.range(1).select(
+        F.lit(manifest.snapshot_id).alias("snapshot_id"), F.lit(manifest.model_version).alias("model_version"),
+        ts(run.as_of + delay).alias("live_from"), F.lit("live").alias("status"),
+        F.lit(manifest.pairs).cast("bigint").alias("pairs"), F.lit(manifest.users_own).cast("bigint").alias("users_own"),
+        F.lit(manifest.users_neighbor).cast("bigint").alias("users_neighbor"),
+        F.lit(manifest.total_bytes).cast("bigint").alias("bytes"), F.lit(digest).alias("manifest_sha256"),
+    )
 
 
 if __name__ == "__main__":

@@ -1,19 +1,176 @@
-"""train_foundation."""
+"""train_foundation: trains the reference foundation model and exports it to models/foundation/<slice>/.
 
+Reads the shown rows of ranking_log, conversions of label_events and the items, all as of the run. Each shown row is an
+example: the label is whether it was clicked, the input its user's history strictly before the row. The last part of the
+time validates and stops training early. A run that was killed resumes from its last finished epoch.
+"""
+
+import logging
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from jobs.common.clock import micros, slice_of, ts
 from jobs.common.config import Section
+from jobs.common.errors import RunFailed
+from jobs.common.item_table import write_item_table
+from jobs.common.log import log_before
 from jobs.common.main import main
+from jobs.common.models import model_folder
 from jobs.common.runs import Report, Run
+
+if TYPE_CHECKING:
+    from solaris_udf.foundation.training import Plan, Trained
+
+log = logging.getLogger("solaris")
+CONVERSION = "conversion"
+# Hash buckets of users for sampling; the share kept is exact to one in a million.
+SAMPLE_BUCKETS = 1_000_000
 
 
 class Settings(Section):
     """The [train_foundation] section."""
 
     section = "train_foundation"
+    size: Literal["tiny", "demo", "large"] = Field("demo", description="Size of the model")
+    embedding_dim: int = Field(32, ge=1, le=4096, description="Dimensions of the stored embedding")
+    history_days: float = Field(30.0, gt=0, description="How far back the log is read")
+    max_rows: int = Field(2_000_000, ge=1, description="About how many shown rows to train on: a sample of users")
+    epochs: int = Field(2, ge=1, description="Most passes over the rows")
+    patience: int = Field(1, ge=1, description="Passes without a better validation loss after which training stops")
+    batch: int = Field(256, ge=1, description="Requests a training step")
+    learning_rate: float = Field(3e-3, gt=0, description="Peak of the learning rate")
+    id_dropout: float = Field(0.5, ge=0, lt=1, description="Share of user ids hidden in training, against overfitting")
+    validation: float = Field(0.1, gt=0, lt=1, description="Share of the rows, the latest, that training is stopped by")
+    conversion_hours: float = Field(24.0, ge=0, description="A conversion may come this long after its row; until then it is unknown")
+    workers: int = Field(1, ge=1, description="Training processes; more than one go through TorchDistributor")
+    threads: int = Field(0, ge=0, description="CPU threads a process; 0: torch's own choice")
+    seed: int = Field(0, ge=0, description="Seed of weights, order and dropout")
+
+
+def sampled_users(rows: DataFrame, share: float, seed: int) -> DataFrame:
+    """The rows of a `share` of all users, chosen by a hash of the id: the same users whatever the partitioning."""
+    if share >= 1:
+        return rows
+    bucket = F.pmod(F.xxhash64("user_id", F.lit(seed)), F.lit(SAMPLE_BUCKETS))
+    return rows.where(bucket < round(share * SAMPLE_BUCKETS))
+
+
+def with_conversions(rows: DataFrame, label_events: DataFrame) -> DataFrame:
+    """Adds `converted`: whether the row has a conversion among these label events."""
+    converted = (
+        label_events.where((F.col("label") == CONVERSION) & (F.col("value") > 0))
+        .select("request_id", "item_id", F.lit(True).alias("converted")).distinct()
+    )
+    joined = rows.join(converted, on=["request_id", "item_id"], how="left")
+    return joined.withColumn("converted", F.coalesce("converted", F.lit(False)))
+
+
+def user_sequences(rows: DataFrame) -> DataFrame:
+    """One row per user: events, array of (time, item_id, clicked, converted) of the shown rows, and requests, array of
+    (time, scored) with the rows scored; both sorted by time (micros UTC). Users without a shown row are left out."""
+    time = F.unix_micros("event_time").alias("time")
+    event = F.struct(time, "request_id", "item_id", "clicked", "converted")
+    by_request = (
+        rows.repartition("user_id")  # one shuffle serves both groupings
+        .groupBy("user_id", "request_id", time)
+        .agg(F.count("*").alias("scored"), F.collect_list(F.when(F.col("shown"), event)).alias("shown"))
+    )
+    return (
+        by_request.groupBy("user_id")
+        .agg(F.array_sort(F.flatten(F.collect_list("shown"))).alias("shown"),
+             F.array_sort(F.collect_list(F.struct("time", "request_id", "scored"))).alias("scored"))
+        .where(F.size("shown") > 0)
+        .select(
+            "user_id",
+            F.transform("shown", lambda row: F.struct(row.time, row.item_id, row.clicked, row.converted)).alias("events"),
+            F.transform("scored", lambda row: F.struct(row.time, row.scored)).alias("requests"),
+        )
+    )
 
 
 def run(run: Run, settings: Settings) -> Report:
-    """PLACEHOLDER."""
-    return Report()
+    """Writes the examples to local files, trains on them, exports the model."""
+    rows = log_before(run.tables, run.as_of, settings.history_days * 24)
+    shown = rows.where("shown").count()
+    if not shown:
+        raise RunFailed(f"train_foundation {run.slice}: ranking_log has no shown row in the {settings.history_days:g} days "
+                        f"before; ingest a log first")
+    labels = run.tables.read("label_events").where(
+        (F.col("slice") <= slice_of(run.as_of)) & (F.col("arrived_at") <= ts(run.as_of))
+    )
+    has_conversions = bool(labels.where(F.col("label") == CONVERSION).limit(1).count())
+    sample = sampled_users(rows, settings.max_rows / shown, settings.seed)
+    sample = with_conversions(sample, labels) if has_conversions else sample.withColumn("converted", F.lit(False))
+    staging = Path(run.config.path("staging", "train_foundation", run.slice))
+    user_sequences(sample).write.mode("overwrite").parquet(str(staging / "users"))
+    mature = run.as_of - timedelta(hours=settings.conversion_hours)
+    trained = _train(run, settings, staging, write_item_table(run), has_conversions, micros(mature))
+    shutil.rmtree(staging)
+    log.info("foundation model %s: validation NE %.4f, logistic baseline %.4f, base rate 1, on %s rows",
+             trained.description.version, trained.ne, trained.baseline_ne, trained.validation_rows)
+    figures = {
+        "train_rows": trained.train_rows, "validation_rows": trained.validation_rows, "epochs": trained.epochs,
+        "best_epoch": trained.best_epoch, "validation_log_loss": trained.log_loss, "validation_ne": trained.ne,
+        "baseline_ne": trained.baseline_ne, "reconstruction_error": trained.reconstruction,
+        "flops_per_user": trained.description.flops_per_user, "flops_per_pair": trained.description.flops_per_pair,
+    }
+    return Report(rows_in=shown, rows_out=trained.train_rows + trained.validation_rows,
+                  metrics={name: value for name, value in figures.items() if value == value})  # NaN: not defined
+
+
+def plan_of(settings: Settings) -> "Plan":
+    """The settings that decide the model."""
+    from solaris_udf.foundation.training import Plan
+
+    names = ("size", "embedding_dim", "epochs", "patience", "batch", "learning_rate", "id_dropout", "validation", "seed")
+    return Plan(**{name: getattr(settings, name) for name in names})
+
+
+def _train(
+    run: Run, settings: Settings, staging: Path, items: Path, conversions: bool, mature_before: int
+) -> "Trained":
+    from solaris_udf.foundation.process import train_files
+
+    arguments: dict[str, Any] = {
+        "users": str(staging / "users"), "items": str(items), "folder": str(model_folder(run.config, "foundation", run.as_of)),
+        "plan": asdict(plan_of(settings)), "conversions": conversions, "mature_before": mature_before,
+        "threads": settings.threads,
+    }
+    if settings.workers == 1:
+        trained = train_files(**arguments, progress=bar if sys.stderr.isatty() else None)
+    else:
+        import torch
+        from pyspark.ml.torch.distributor import TorchDistributor
+
+        local = run.spark.sparkContext.master.startswith("local")
+        trained = TorchDistributor(
+            num_processes=settings.workers, local_mode=local, use_gpu=torch.cuda.is_available()
+        ).run(_train_worker, arguments)
+    assert trained is not None
+    return trained
+
+
+def _train_worker(arguments: dict[str, Any]) -> "Trained | None":
+    """What each process of TorchDistributor runs."""
+    from solaris_udf.foundation.process import train_files
+
+    return train_files(**arguments, distributed=True)
+
+
+def bar(steps: Iterable[Any], total: int, label: str) -> Iterator[Any]:
+    """The steps, with a progress bar."""
+    from rich.progress import track
+
+    yield from track(steps, description=label, total=total, transient=True)
 
 
 if __name__ == "__main__":

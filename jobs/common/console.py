@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from pathlib import Path
 
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import SparkSession
@@ -12,7 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from jobs.common.clock import parse_as_of
 from jobs.common.config import Config
 from jobs.common.errors import UserError
 from jobs.common.runs import Outcome, finished_runs
@@ -138,17 +136,3 @@ def show_query(spark: SparkSession, config: Config, query: str, rows: int, conso
     console.print(table)
     if len(found) > rows:
         console.print(f"the first {rows} rows; --rows shows more")
-
-
-def show_model_check(path: Path, console: Console) -> None:
-    raise NotImplementedError
-
-
-def show_snapshots(config: Config, console: Console) -> None:
-    raise NotImplementedError
-
-
-def show_lookup(config: Config, user: int | None, items: Sequence[int], at: str | None, examples: bool, values: int,
-                console: Console) -> None:
-    moment = parse_as_of(at) if at else None
-    raise NotImplementedError(moment)

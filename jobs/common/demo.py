@@ -14,8 +14,9 @@ from rich.console import Console
 
 from jobs.common.clock import steps
 from jobs.common.config import Config, load_config
-from jobs.common.console import run_with_progress, show_lookup, summary
+from jobs.common.console import run_with_progress, summary
 from jobs.common.errors import UserError
+from jobs.common.lookup_view import show_examples
 from jobs.common.report import write_report
 from jobs.common.runs import Outcome
 from jobs.common.series import SERIES, Cadence
@@ -68,7 +69,7 @@ def run_demo(data: str, overrides: Sequence[str], console: Console) -> None:
         report = write_report(spark, config, Path(config.path("reports", "index.html")))
     finally:
         spark.stop()
-    show_lookup(config, None, [], None, True, 6, console)
+    show_examples(config, None, 6, console)
     shown = file.relative_to(PROJECT)
     console.print(f"\nreport: {report}\n"
                   f"a pair: solaris lookup --config {shown} USER ITEM\n"

@@ -56,10 +56,19 @@ def histories_at(tables: Tables, as_of: datetime) -> DataFrame:
     return latest_per(rows, "user_id")
 
 
+def recent_pair_embeddings(tables: Tables, as_of: datetime, hours: float, model_version: str | None = None) -> DataFrame:
+    """Every pair embedding computed in (as_of - hours, as_of], older versions of a pair too."""
+    start = as_of - timedelta(hours=hours)
+    rows = tables.read("pair_embeddings").where((F.col("slice") > slice_of(start)) & (F.col("slice") <= slice_of(as_of)))
+    return rows if model_version is None else rows.where(F.col("model_version") == model_version)
+
+
 def fresh_pair_embeddings(tables: Tables, as_of: datetime, hours: float, model_version: str) -> DataFrame:
     """The latest embedding per pair computed in (as_of - hours, as_of], of one model version."""
-    start = as_of - timedelta(hours=hours)
-    rows = tables.read("pair_embeddings").where(
-        (F.col("slice") > slice_of(start)) & (F.col("slice") <= slice_of(as_of)) & (F.col("model_version") == model_version)
-    )
-    return latest_per(rows, "user_id", "item_id")
+    return latest_per(recent_pair_embeddings(tables, as_of, hours, model_version), "user_id", "item_id")
+
+
+def embedded_pairs(tables: Tables, after: datetime, until: datetime) -> DataFrame:
+    """user_id, item_id, as_of of what the runs in (after, until] embedded, whatever the model version; no vectors."""
+    rows = tables.read("pair_embeddings").where((F.col("slice") > slice_of(after)) & (F.col("slice") <= slice_of(until)))
+    return rows.select("user_id", "item_id", "as_of")

@@ -6,12 +6,22 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 # Drawn in these, then replaced by the CSS variable of the name, which the page defines for light and dark.
 COLORS = {
-    "blue": "#0072b2", "orange": "#e69f00", "green": "#009e73", "sky": "#56b4e9", "purple": "#cc79a7",
-    "vermillion": "#d55e00", "ink": "#010203", "muted": "#040506", "grid": "#070809", "none": "#0a0b0c",
+    "blue": "#0072b2",
+    "orange": "#e69f00",
+    "green": "#009e73",
+    "sky": "#56b4e9",
+    "purple": "#cc79a7",
+    "vermillion": "#d55e00",
+    "ink": "#010203",
+    "muted": "#040506",
+    "grid": "#070809",
+    "none": "#0a0b0c",
     "surface": "#0d0e0f",
 }
 SIZES = {"wide": (8.6, 2.9), "narrow": (3.45, 2.6)}  # inches; at 4/3 pixels a point, 9 points read as 12 pixels
@@ -28,8 +38,14 @@ class Chart:
     legend: tuple[tuple[str, str, str], ...] = ()
 
 
-def draw(title: str, alt: str, plot: Callable[[Any, bool], None], *, legend: Sequence[tuple[str, str, str]] = (),
-         rows: int | None = None) -> Chart:
+def draw(
+    title: str,
+    alt: str,
+    plot: Callable[[Any, bool], None],
+    *,
+    legend: Sequence[tuple[str, str, str]] = (),
+    rows: int | None = None,
+) -> Chart:
     """Draws `plot(axes, narrow)` in both sizes. rows: of a chart with one line a row, sets its height."""
     return Chart(title, alt, {name: _svg(plot, name, alt, rows, title) for name in SIZES}, tuple(legend))
 
@@ -42,11 +58,25 @@ def _svg(plot: Callable[[Any, bool], None], variant: str, alt: str, rows: int | 
     if rows is not None:
         height = 0.62 + 0.27 * rows
     style = {
-        "svg.fonttype": "none", "svg.hashsalt": "solaris", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
-        "axes.spines.left": False, "axes.edgecolor": COLORS["muted"], "axes.labelcolor": COLORS["muted"],
-        "text.color": COLORS["ink"], "xtick.color": COLORS["muted"], "ytick.color": COLORS["muted"],
-        "grid.color": COLORS["grid"], "grid.linewidth": 0.8, "axes.axisbelow": True, "ytick.major.size": 0,
-        "text.parse_math": False, "axes.unicode_minus": True, "lines.linewidth": 1.8, "lines.markersize": 4,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "solaris",
+        "font.size": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.spines.left": False,
+        "axes.edgecolor": COLORS["muted"],
+        "axes.labelcolor": COLORS["muted"],
+        "text.color": COLORS["ink"],
+        "xtick.color": COLORS["muted"],
+        "ytick.color": COLORS["muted"],
+        "grid.color": COLORS["grid"],
+        "grid.linewidth": 0.8,
+        "axes.axisbelow": True,
+        "ytick.major.size": 0,
+        "text.parse_math": False,
+        "axes.unicode_minus": True,
+        "lines.linewidth": 1.8,
+        "lines.markersize": 4,
     }
     with matplotlib.rc_context(style):  # type: ignore[arg-type]
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -54,8 +84,12 @@ def _svg(plot: Callable[[Any, bool], None], variant: str, alt: str, rows: int | 
         axes.grid(axis="x" if rows is not None else "y")
         plot(axes, variant == "narrow")
         buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True,
-                       metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        figure.savefig(
+            buffer,
+            format="svg",
+            transparent=True,
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+        )
     return _inline(buffer.getvalue(), f"{variant}-{re.sub(r'[^a-z0-9]+', '-', title.lower())}", alt)
 
 
@@ -63,7 +97,7 @@ def _inline(svg: str, prefix: str, alt: str) -> str:
     """matplotlib's SVG file as an inline element: unique ids, the page's fonts and colours, no global style."""
     from markupsafe import escape
 
-    svg = svg[svg.index("<svg"):]
+    svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', svg)
     svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}-", svg)
@@ -76,8 +110,13 @@ def _inline(svg: str, prefix: str, alt: str) -> str:
     return re.sub(r"<svg[^>]*>", head + ' xmlns:xlink="http://www.w3.org/1999/xlink">', svg, count=1).strip()
 
 
+def _matplotlib_dates() -> Any:
+    """matplotlib.dates, whose functions carry no types."""
+    return import_module("matplotlib.dates")
+
+
 def _dates(axes: Any, narrow: bool) -> None:
-    from matplotlib import dates
+    dates = _matplotlib_dates()
 
     locator = dates.AutoDateLocator(tz=UTC, minticks=3, maxticks=5 if narrow else 9)
     axes.xaxis.set_major_locator(locator)
@@ -90,19 +129,27 @@ def _percent(axis: Any, top: float = 1.0) -> None:
     axis.set_major_formatter(PercentFormatter(top, decimals=None if top != 1 else 0))
 
 
-def stacked_bars(title: str, alt: str, times: Sequence[datetime], layers: Sequence[tuple[str, str, Sequence[float]]], *,
-                 percent: bool = False, unit: str = "") -> Chart:
+def stacked_bars(
+    title: str,
+    alt: str,
+    times: Sequence[datetime],
+    layers: Sequence[tuple[str, str, Sequence[float]]],
+    *,
+    percent: bool = False,
+    unit: str = "",
+) -> Chart:
     """Bars over time; each layer is (label, colour, one height a time)."""
 
     def plot(axes: Any, narrow: bool) -> None:
-        from matplotlib import dates
-
+        dates = _matplotlib_dates()
         places = dates.date2num(list(times))
-        gaps = [after - before for before, after in zip(places, places[1:], strict=False)]
+        gaps = [after - before for before, after in pairwise(places)]
         width = 0.84 * (min(gaps) if gaps else 0.25)
         base = [0.0] * len(times)
         for _, color, heights in layers:
-            axes.bar(places, heights, width, bottom=base, color=COLORS[color], edgecolor=COLORS["surface"], linewidth=0.4)
+            axes.bar(
+                places, heights, width, bottom=base, color=COLORS[color], edgecolor=COLORS["surface"], linewidth=0.4
+            )
             base = [low + height for low, height in zip(base, heights, strict=True)]
         if percent:
             axes.set_ylim(0, 1)
@@ -117,18 +164,30 @@ def stacked_bars(title: str, alt: str, times: Sequence[datetime], layers: Sequen
     return draw(title, alt, plot, legend=[(label, color, "box") for label, color, _ in layers])
 
 
-def lines(title: str, alt: str, series: Sequence[tuple[str, str, str, Sequence[Any], Sequence[float]]], *, x: str = "",
-          y: str = "", dated: bool = True, percent_x: bool = False, from_zero: bool = True, band: Any = None,
-          points: Sequence[tuple[str, str, float, float]] = ()) -> Chart:
-    """Lines; each series is (label, colour, solid or dotted, xs, ys). points: (label, colour, x, y) drawn as large marks.
+def lines(
+    title: str,
+    alt: str,
+    series: Sequence[tuple[str, str, str, Sequence[Any], Sequence[float]]],
+    *,
+    x: str = "",
+    y: str = "",
+    dated: bool = True,
+    percent_x: bool = False,
+    from_zero: bool = True,
+    band: Any = None,
+    points: Sequence[tuple[str, str, float, float]] = (),
+) -> Chart:
+    """Lines; each series is (label, colour, solid or dotted, xs, ys).
 
-    band: {label: (lows, highs)} of the series that have an interval.
+    points: (label, colour, x, y) drawn as large marks. band: {label: (lows, highs)} of series that have an interval.
     """
 
     def plot(axes: Any, narrow: bool) -> None:
         for label, color, style, xs, ys in series:
             marker = "o" if style == "solid" and len(xs) <= 40 else ""
-            axes.plot(list(xs), list(ys), linestyle=":" if style == "dotted" else "-", marker=marker, color=COLORS[color])
+            axes.plot(
+                list(xs), list(ys), linestyle=":" if style == "dotted" else "-", marker=marker, color=COLORS[color]
+            )
             if band and label in band:
                 axes.fill_between(list(xs), *band[label], color=COLORS[color], alpha=0.18, linewidth=0)
         for _, color, place, height in points:
@@ -138,7 +197,7 @@ def lines(title: str, alt: str, series: Sequence[tuple[str, str, str, Sequence[A
         if percent_x:
             _percent(axes.xaxis)
         if from_zero:
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, 1.08 * max((height for *_, ys in series for height in ys), default=0) or 1)
         axes.yaxis.set_major_formatter(_counts())
         axes.set_xlabel(x)
         axes.set_ylabel(y)
@@ -147,8 +206,14 @@ def lines(title: str, alt: str, series: Sequence[tuple[str, str, str, Sequence[A
     return draw(title, alt, plot, legend=[*legend, *((label, color, "mark") for label, color, _, _ in points)])
 
 
-def intervals(title: str, alt: str, rows: Sequence[tuple[str, float, float | None, float | None]], *, x: str,
-              color: str = "blue") -> Chart:
+def intervals(
+    title: str,
+    alt: str,
+    rows: Sequence[tuple[str, float, float | None, float | None]],
+    *,
+    x: str,
+    color: str = "blue",
+) -> Chart:
     """One dot a row with its interval, a line at zero: (label, value, low, high), the first at the top."""
 
     def plot(axes: Any, narrow: bool) -> None:
@@ -176,11 +241,21 @@ def horizontal_bars(title: str, alt: str, rows: Sequence[tuple[str, float]], *, 
     return draw(title, alt, plot, rows=len(rows))
 
 
-def histogram(title: str, alt: str, lefts: Sequence[float], heights: Sequence[float], width: float, *, x: str, y: str) -> Chart:
+def histogram(
+    title: str, alt: str, lefts: Sequence[float], heights: Sequence[float], width: float, *, x: str, y: str
+) -> Chart:
     """Bars of given left ends and one width."""
 
     def plot(axes: Any, narrow: bool) -> None:
-        axes.bar(list(lefts), list(heights), width, align="edge", color=COLORS["blue"], edgecolor=COLORS["surface"], linewidth=0.6)
+        axes.bar(
+            list(lefts),
+            list(heights),
+            width,
+            align="edge",
+            color=COLORS["blue"],
+            edgecolor=COLORS["surface"],
+            linewidth=0.6,
+        )
         axes.yaxis.set_major_formatter(_counts())
         axes.set_xlabel(x)
         axes.set_ylabel(y)

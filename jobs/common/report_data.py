@@ -1,6 +1,7 @@
 """What the report shows, read from the Delta tables. Everything is aggregated in Spark; what comes to the driver is
 bounded by slices, tiers, jobs and histogram buckets, never by users, pairs or log rows."""
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pyspark import InheritableThread
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from jobs.common.clock import from_micros
+from jobs.common.clock import from_micros, micros, slice_of
 from jobs.common.tables import Tables
 
 Rows = list[dict[str, Any]]
@@ -42,7 +43,7 @@ class ReportData:
     """find_neighbors runs: slice, rows_out, seconds, metrics."""
     snapshots: Rows
     jobs: Rows
-    """job, runs, failed, rows_in, rows_out, rows_rejected, mean_seconds, total_seconds, metrics of the latest success."""
+    """One row a job: runs, failed, seconds, sums of its rows; rows and metrics of its latest success."""
     failures: Rows
     rejected: Rows
     """source, reason, rows, slices, last_slice."""
@@ -90,11 +91,12 @@ def _in_spark_thread(read: Callable[[], Rows]) -> Rows:
 
 
 def _collect(frame: DataFrame, *times: str) -> Rows:
-    """The rows as dicts; the named timestamp columns, given as unix micros, become UTC datetimes."""
+    """The rows as dicts; columns named in times, unix micros, become UTC datetimes; NaN becomes None."""
     rows = [row.asDict(recursive=True) for row in frame.collect()]
     for row in rows:
         for name in times:
             row[name] = None if row[name] is None else from_micros(row[name])
+        row.update({name: None for name, value in row.items() if isinstance(value, float) and math.isnan(value)})
     return rows
 
 
@@ -115,17 +117,28 @@ def _coverage(tables: Tables, windows: int) -> Rows:
     rows = _collect(
         _latest_audits(tables)
         .where((F.col("surface") == "all") & (F.col("segment") == "all"))
-        .groupBy(F.unix_micros("window_start").alias("window_start"), F.unix_micros("window_end").alias("window_end"),
-                 "population", "tier")
-        .agg(F.sum("rows").alias("rows"), _weighted_mean("mean_age_seconds", "rows").alias("mean_age"),
-             _weighted_mean("p90_age_seconds", "rows").alias("p90_age"))
-        .orderBy(F.desc("window_start"), "population", "tier").limit((windows + 1) * 2 * len(TIER_NAMES)),
-        "window_start", "window_end",
+        .groupBy(
+            F.unix_micros("window_start").alias("window_start"),
+            F.unix_micros("window_end").alias("window_end"),
+            "population",
+            "tier",
+        )
+        .agg(
+            F.sum("rows").alias("rows"),
+            _weighted_mean("mean_age_seconds", "rows").alias("mean_age"),
+            _weighted_mean("p90_age_seconds", "rows").alias("p90_age"),
+        )
+        .orderBy(F.desc("window_start"), "population", "tier")
+        .limit((windows + 1) * 2 * len(TIER_NAMES)),
+        "window_start",
+        "window_end",
     )
     kept = sorted({row["window_start"] for row in rows})[-windows:]
     order = {tier: place for place, tier in enumerate(TIER_NAMES)}
-    return sorted((row for row in rows if row["window_start"] in kept),
-                  key=lambda row: (row["window_start"], row["window_end"], row["population"], order[row["tier"]]))
+    return sorted(
+        (row for row in rows if row["window_start"] in kept),
+        key=lambda row: (row["window_start"], row["window_end"], row["population"], order[row["tier"]]),
+    )
 
 
 def _breakdown(tables: Tables, coverage: Rows) -> Rows:
@@ -133,39 +146,47 @@ def _breakdown(tables: Tables, coverage: Rows) -> Rows:
         return []
     start = max(row["window_start"] for row in coverage)
     return _collect(
-        _latest_audits(tables).where(F.unix_micros("window_start") == _micros(start))
+        _latest_audits(tables)
+        .where(F.unix_micros("window_start") == micros(start))
         .groupBy("surface", "segment", "population")
-        .agg(F.sum("rows").alias("rows"), F.sum(F.when(F.col("tier") != "none", F.col("rows")).otherwise(0)).alias("covered"))
-        .orderBy("population", F.col("surface") != "all", "surface", F.col("segment") != "all", "segment").limit(REASONS_SHOWN)
+        .agg(
+            F.sum("rows").alias("rows"),
+            F.sum(F.when(F.col("tier") != "none", F.col("rows")).otherwise(0)).alias("covered"),
+        )
+        .orderBy("population", F.col("surface") != "all", "surface", F.col("segment") != "all", "segment")
+        .limit(REASONS_SHOWN)
     )
-
-
-def _micros(moment: Any) -> int:
-    from jobs.common.clock import micros
-
-    return micros(moment)
 
 
 def _ledger(tables: Tables, slices: int) -> Rows:
     latest = Window.partitionBy("predicted_at").orderBy(F.desc("slice"))
     rows = _collect(
-        tables.read("precompute_ledger").withColumn("place", F.row_number().over(latest)).where("place = 1")
+        tables.read("precompute_ledger")
+        .withColumn("place", F.row_number().over(latest))
+        .where("place = 1")
         .withColumn("predicted_at", F.unix_micros("predicted_at"))
-        .drop("place", "slice", "as_of", "run_id").orderBy(F.desc("predicted_at")).limit(slices),
+        .drop("place", "slice", "as_of", "run_id")
+        .orderBy(F.desc("predicted_at"))
+        .limit(slices),
         "predicted_at",
     )
     return rows[::-1]
 
 
 def _forecast(tables: Tables, ledger: Rows) -> Rows:
-    from jobs.common.clock import slice_of
-
-    names = {tables.last_slice("score_histogram"), *([slice_of(ledger[-1]["predicted_at"])] if ledger else [])} - {None}
-    return _collect(
-        tables.read("score_histogram").where(F.col("slice").isin(sorted(str(name) for name in names)))
-        .select("slice", "bucket", "action", "pairs", "expected_rows", "cost")
-        .orderBy(F.desc("slice"), F.desc("bucket"), "action")
-    ) if names else []
+    names = {tables.last_slice("score_histogram"), *([slice_of(ledger[-1]["predicted_at"])] if ledger else [])} - {
+        None
+    }
+    return (
+        _collect(
+            tables.read("score_histogram")
+            .where(F.col("slice").isin(sorted(str(name) for name in names)))
+            .select("slice", "bucket", "action", "pairs", "expected_rows", "cost")
+            .orderBy(F.desc("slice"), F.desc("bucket"), "action")
+        )
+        if names
+        else []
+    )
 
 
 def _evaluations(tables: Tables) -> Rows:
@@ -177,24 +198,39 @@ def _evaluations(tables: Tables) -> Rows:
         rows.withColumn("last", F.max(F.struct("slice", "evaluation_id")).over(latest))
         .where((F.col("slice") == F.col("last.slice")) & (F.col("evaluation_id") == F.col("last.evaluation_id")))
         .groupBy("slice", "evaluation_id", *key)
-        .agg(F.max(overall).alias("has_overall"), F.max(F.when(overall, F.col("value"))).alias("overall"),
-             F.max(F.when(overall, F.col("ci_low"))).alias("ci_low"), F.max(F.when(overall, F.col("ci_high"))).alias("ci_high"),
-             F.avg(F.when(~overall, F.col("value"))).alias("seed_mean"),
-             F.count_distinct(F.when(~overall, F.col("seed"))).alias("seeds"),
-             F.max("rows").alias("rows"), F.max("note").alias("note"))
+        .agg(
+            F.max(overall).alias("has_overall"),
+            F.max(F.when(overall, F.col("value"))).alias("overall"),
+            F.max(F.when(overall, F.col("ci_low"))).alias("ci_low"),
+            F.max(F.when(overall, F.col("ci_high"))).alias("ci_high"),
+            F.avg(F.when(~overall, F.col("value"))).alias("seed_mean"),
+            F.count_distinct(F.when(~overall, F.col("seed"))).alias("seeds"),
+            F.max("rows").alias("rows"),
+            F.max("note").alias("note"),
+        )
         # A figure without a row over all seeds is shown as the seeds' mean, without an interval.
         .withColumn("value", F.when(F.col("has_overall"), F.col("overall")).otherwise(F.col("seed_mean")))
-        .drop("has_overall", "overall", "seed_mean").orderBy(*key)
+        .drop("has_overall", "overall", "seed_mean")
+        .orderBy(*key)
     )
 
 
 def _neighbors(tables: Tables) -> Rows:
     last = tables.last_slice("user_neighbors")
-    return [] if last is None else _collect(
-        tables.read("user_neighbors").where(F.col("slice") == last).groupBy("slice")
-        .agg(F.count("*").alias("users"), F.count_distinct("cluster_id").alias("clusters"),
-             F.avg(F.size("neighbors")).alias("mean_neighbors"),
-             F.sum((F.size("neighbors") == 0).cast("bigint")).alias("without"))
+    return (
+        []
+        if last is None
+        else _collect(
+            tables.read("user_neighbors")
+            .where(F.col("slice") == last)
+            .groupBy("slice")
+            .agg(
+                F.count("*").alias("users"),
+                F.count_distinct("cluster_id").alias("clusters"),
+                F.avg(F.size("neighbors")).alias("mean_neighbors"),
+                F.sum((F.size("neighbors") == 0).cast("bigint")).alias("without"),
+            )
+        )
     )
 
 
@@ -202,28 +238,53 @@ def _similarities(tables: Tables) -> Rows:
     last = tables.last_slice("user_neighbors")
     nearest = F.get("neighbors", F.lit(0))["similarity"].cast("double")
     top = F.lit(1 - SIMILARITY_STEP)
-    return [] if last is None else _collect(
-        tables.read("user_neighbors").where((F.col("slice") == last) & (F.size("neighbors") > 0))
-        .withColumn("bucket", F.least(F.round(F.floor(nearest / SIMILARITY_STEP + 1e-6) * SIMILARITY_STEP, 2), top))
-        .groupBy("bucket").agg(F.count("*").alias("users")).orderBy("bucket")
+    return (
+        []
+        if last is None
+        else _collect(
+            tables.read("user_neighbors")
+            .where((F.col("slice") == last) & (F.size("neighbors") > 0))
+            .withColumn(
+                "bucket", F.least(F.round(F.floor(nearest / SIMILARITY_STEP + 1e-6) * SIMILARITY_STEP, 2), top)
+            )
+            .groupBy("bucket")
+            .agg(F.count("*").alias("users"))
+            .orderBy("bucket")
+        )
     )
 
 
 def _neighbor_runs(tables: Tables, slices: int) -> Rows:
     return _collect(
-        tables.read("job_runs").where((F.col("job") == "find_neighbors") & (F.col("status") == "succeeded"))
-        .groupBy("slice").agg(F.max_by(F.struct("rows_out", "seconds", "metrics"), "started_at").alias("last"))
-        .select("slice", "last.*").orderBy(F.desc("slice")).limit(slices)
+        tables.read("job_runs")
+        .where((F.col("job") == "find_neighbors") & (F.col("status") == "succeeded"))
+        .groupBy("slice")
+        .agg(F.max_by(F.struct("rows_out", "seconds", "metrics"), "started_at").alias("last"))
+        .select("slice", "last.*")
+        .orderBy(F.desc("slice"))
+        .limit(slices)
     )[::-1]
 
 
 def _snapshots(tables: Tables, slices: int) -> Rows:
     return _collect(
         tables.read("snapshots")
-        .select("snapshot_id", "slice", F.unix_micros("as_of").alias("as_of"), F.unix_micros("live_from").alias("live_from"),
-                "model_version", "status", "pairs", "users_own", "users_neighbor", "bytes")
-        .orderBy(F.desc("slice"), F.desc("snapshot_id")).limit(slices),
-        "as_of", "live_from",
+        .select(
+            "snapshot_id",
+            "slice",
+            F.unix_micros("as_of").alias("as_of"),
+            F.unix_micros("live_from").alias("live_from"),
+            "model_version",
+            "status",
+            "pairs",
+            "users_own",
+            "users_neighbor",
+            "bytes",
+        )
+        .orderBy(F.desc("slice"), F.desc("snapshot_id"))
+        .limit(slices),
+        "as_of",
+        "live_from",
     )[::-1]
 
 
@@ -231,26 +292,43 @@ def _jobs(tables: Tables) -> Rows:
     good = F.col("status") == "succeeded"
     last = F.max_by(F.struct("rows_in", "rows_out", "rows_rejected", "metrics"), F.when(good, F.col("started_at")))
     return _collect(
-        tables.read("job_runs").groupBy("job")
-        .agg(F.count("*").alias("runs"), F.sum((~good).cast("bigint")).alias("failed"), F.avg(F.when(good, F.col("seconds")))
-             .alias("mean_seconds"), F.sum("seconds").alias("total_seconds"), F.sum("rows_in").alias("sum_in"),
-             F.sum("rows_out").alias("sum_out"), F.sum("rows_rejected").alias("sum_rejected"), last.alias("last"))
-        .select("job", "runs", "failed", "mean_seconds", "total_seconds", "sum_in", "sum_out", "sum_rejected", "last.*")
+        tables.read("job_runs")
+        .groupBy("job")
+        .agg(
+            F.count("*").alias("runs"),
+            F.sum((~good).cast("bigint")).alias("failed"),
+            F.avg(F.when(good, F.col("seconds"))).alias("mean_seconds"),
+            F.sum("seconds").alias("total_seconds"),
+            F.sum("rows_in").alias("sum_in"),
+            F.sum("rows_out").alias("sum_out"),
+            F.sum("rows_rejected").alias("sum_rejected"),
+            last.alias("last"),
+        )
+        .select(
+            "job", "runs", "failed", "mean_seconds", "total_seconds", "sum_in", "sum_out", "sum_rejected", "last.*"
+        )
         .orderBy("job")
     )
 
 
 def _failures(tables: Tables) -> Rows:
     return _collect(
-        tables.read("job_runs").where("status = 'failed'").select("job", "slice", "seconds", "error",
-                                                                  F.unix_micros("started_at").alias("started_at"))
-        .orderBy(F.desc("started_at"), "job").limit(FAILURES_SHOWN), "started_at",
+        tables.read("job_runs")
+        .where("status = 'failed'")
+        .select("job", "slice", "seconds", "error", F.unix_micros("started_at").alias("started_at"))
+        .orderBy(F.desc("started_at"), "job")
+        .limit(FAILURES_SHOWN),
+        "started_at",
     )
 
 
 def _rejected(tables: Tables) -> Rows:
     return _collect(
-        tables.read("rejected_rows").groupBy("source", "reason")
-        .agg(F.count("*").alias("rows"), F.count_distinct("slice").alias("slices"), F.max("slice").alias("last_slice"))
-        .orderBy(F.desc("rows"), "source", "reason").limit(REASONS_SHOWN)
+        tables.read("rejected_rows")
+        .groupBy("source", "reason")
+        .agg(
+            F.count("*").alias("rows"), F.count_distinct("slice").alias("slices"), F.max("slice").alias("last_slice")
+        )
+        .orderBy(F.desc("rows"), "source", "reason")
+        .limit(REASONS_SHOWN)
     )

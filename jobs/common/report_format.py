@@ -1,5 +1,6 @@
 """How the report writes numbers. A missing value is an en dash, so that a zero is never ambiguous."""
 
+import math
 from datetime import datetime
 from typing import Any
 
@@ -79,9 +80,27 @@ def text(value: Any) -> str:
 
 
 def interval(value: float | None, low: float | None, high: float | None, unit: str = "") -> str:
-    """0.92 [0.91, 0.93]: the figure with its 95% interval, where there is one."""
-    shown = number(value) + (unit if value is not None else "")
-    return shown if low is None or high is None else f"{shown} [{number(low)}, {number(high)}]"
+    """0.9275 [0.9235, 0.9315]: the figure with its 95% interval, where there is one.
+
+    As many decimals for all three as give the interval's half-width two digits; more would be noise.
+    """
+    if value is None:
+        return MISSING
+    if low is None or high is None:
+        return number(value) + unit
+    return f"{_fixed(value, low, high)}{unit} {interval_alone(low, high)}"
+
+
+def interval_alone(low: float, high: float) -> str:
+    """[0.9235, 0.9315]: the brackets of interval()."""
+    return f"[{_fixed(low, low, high)}, {_fixed(high, low, high)}]"
+
+
+def _fixed(value: float, low: float, high: float) -> str:
+    half = abs(high - low) / 2
+    decimals = min(6, max(0, 1 - math.floor(math.log10(half)))) if 0 < half < math.inf else 4
+    shown = _signed(f"{value:,.{decimals}f}")
+    return shown.removeprefix(MINUS) if not shown.strip(f"{MINUS}0.") else shown
 
 
 def _signed(shown: str) -> str:

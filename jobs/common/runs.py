@@ -49,11 +49,16 @@ class Run:
         """Replaces this run's slice of a table by frame (without slice, as_of, run_id). Returns the rows written."""
         return self.tables.replace(self.stamp(frame), table, slice=self.slice)
 
-    def reject(self, frame: DataFrame) -> int:
+    def reject(self, frame: DataFrame, count: int | None = None) -> int:
         """Replaces this run's rejected rows by frame (reason STRING, row STRING). Returns how many there are.
 
         Called once a run, also with no rows: a retry that rejects nothing must clear what the first try rejected.
+        count: how many rows frame has, where the caller knows; 0 spares the write if no earlier try left any.
         """
+        if count == 0:
+            left = self.tables.read("rejected_rows").where((F.col("slice") == self.slice) & (F.col("source") == self.job))
+            if left.isEmpty():
+                return 0
         rows = self.stamp(frame.select("reason", "row")).withColumn("source", F.lit(self.job))
         return self.tables.replace(rows, "rejected_rows", slice=self.slice, source=self.job)
 

@@ -1,6 +1,7 @@
 """The one place that builds a SparkSession."""
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def build_session(config: Config, app_name: str) -> SparkSession:
     # spark-submit hands its own conf to the JVM before Python starts; pyspark then finds the gateway in the environment.
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers run in this environment, activated or not
         builder = builder.master(spark_config.master).config("spark.driver.memory", spark_config.driver_memory)
         jars = delta_jars(config)
         builder = builder.config("spark.jars", jars) if jars else builder.config("spark.jars.packages", DELTA_PACKAGE)

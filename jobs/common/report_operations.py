@@ -1,0 +1,270 @@
+"""The report's sections on neighbours, snapshots, jobs and rejected rows."""
+
+from jobs.common import report_charts as charts
+from jobs.common import report_format as fmt
+from jobs.common.report_data import SIMILARITY_STEP, ReportData
+from jobs.common.report_page import Section, table
+
+
+def neighbors(data: ReportData) -> Section:
+    section = Section(
+        "neighbors",
+        "Neighbours",
+        "How similar each user's nearest neighbour is (cosine in the foundation model's space). Mass at "
+        "the right means that a neighbour is a good stand-in; recall, where measured, is the share of the "
+        "true nearest users that the search found.",
+        job="find_neighbors",
+    )
+    if data.similarities:
+        section.charts.append(
+            charts.histogram(
+                "Similarity to the nearest user",
+                "Histogram of users by cosine similarity to their nearest neighbour.",
+                [row["bucket"] for row in data.similarities],
+                [row["users"] for row in data.similarities],
+                SIMILARITY_STEP,
+                x="cosine similarity",
+                y="users",
+            )
+        )
+    for row in data.neighbors:
+        section.tables.append(
+            table(
+                "Latest slice",
+                ("slice", "users", "clusters", "neighbours a user", "users without"),
+                [
+                    (
+                        row["slice"],
+                        fmt.count(row["users"]),
+                        fmt.count(row["clusters"]),
+                        fmt.number(row["mean_neighbors"]),
+                        fmt.count(row["without"]),
+                    )
+                ],
+                open=True,
+            )
+        )
+    names = sorted({name for row in data.neighbor_runs for name in row["metrics"] or {}})
+    if data.neighbor_runs:
+        section.tables.append(
+            table(
+                "Searches",
+                ("slice", "rows out", "time", *names),
+                [
+                    (
+                        row["slice"],
+                        fmt.count(row["rows_out"]),
+                        fmt.seconds(row["seconds"]),
+                        *(fmt.number((row["metrics"] or {}).get(name)) for name in names),
+                    )
+                    for row in data.neighbor_runs[::-1]
+                ],
+                open=True,
+            )
+        )
+    if data.similarities:
+        section.tables.append(
+            table(
+                "Users by similarity",
+                ("similarity from", "to", "users"),
+                [
+                    (
+                        fmt.number(row["bucket"]),
+                        fmt.number(round(row["bucket"] + SIMILARITY_STEP, 2)),
+                        fmt.count(row["users"]),
+                    )
+                    for row in data.similarities
+                ],
+                words=0,
+            )
+        )
+    return section
+
+
+def snapshots(data: ReportData) -> Section:
+    section = Section(
+        "snapshots",
+        "Snapshots",
+        "What each published snapshot holds. The one with the latest live-from time answers lookups; a "
+        "sudden drop in pairs or users is a reason to roll back.",
+        job="export_snapshot",
+    )
+    if data.snapshots:
+        section.charts.append(
+            charts.stacked_bars(
+                "Users with a user-level vector",
+                f"Users by own and by neighbour's mean in {len(data.snapshots)} snapshots.",
+                [row["live_from"] for row in data.snapshots],
+                [
+                    ("own mean", "green", [row["users_own"] for row in data.snapshots]),
+                    ("neighbour's mean", "sky", [row["users_neighbor"] for row in data.snapshots]),
+                ],
+                unit="users",
+            )
+        )
+        section.charts.append(
+            charts.lines(
+                "Pair embeddings",
+                f"Pair embeddings in {len(data.snapshots)} snapshots.",
+                [
+                    (
+                        "pair embeddings",
+                        "blue",
+                        "solid",
+                        [row["live_from"] for row in data.snapshots],
+                        [row["pairs"] for row in data.snapshots],
+                    )
+                ],
+                y="pairs",
+            )
+        )
+        section.tables.append(
+            table(
+                "Snapshots",
+                (
+                    "snapshot",
+                    "live from (UTC)",
+                    "status",
+                    "model version",
+                    "pairs",
+                    "users, own mean",
+                    "users, neighbour's mean",
+                    "size",
+                ),
+                [
+                    (
+                        row["snapshot_id"],
+                        fmt.when(row["live_from"]),
+                        row["status"],
+                        row["model_version"],
+                        fmt.count(row["pairs"]),
+                        fmt.count(row["users_own"]),
+                        fmt.count(row["users_neighbor"]),
+                        fmt.size(row["bytes"]),
+                    )
+                    for row in data.snapshots[::-1]
+                ],
+                words=4,
+            )
+        )
+    return section
+
+
+def jobs(data: ReportData) -> Section:
+    section = Section(
+        "jobs",
+        "Jobs",
+        "Mean wall time of a successful run of each job, and the rows it read, wrote and refused. Failed "
+        "runs stand with their error below.",
+        job="ingest_log",
+    )
+    if data.jobs:
+        timed = sorted(
+            ((row["job"], row["mean_seconds"]) for row in data.jobs if row["mean_seconds"] is not None),
+            key=lambda row: (-row[1], row[0]),
+        )
+        if timed:
+            section.charts.append(
+                charts.horizontal_bars(
+                    "Mean seconds a run", f"Mean wall time by job; {timed[0][0]} takes longest.", timed, x="seconds"
+                )
+            )
+        section.tables.append(
+            table(
+                "Runs by job",
+                (
+                    "job",
+                    "runs",
+                    "failed",
+                    "mean time",
+                    "total time",
+                    "rows in",
+                    "rows out",
+                    "rejected",
+                    "last rows in",
+                    "last rows out",
+                ),
+                [
+                    (
+                        row["job"],
+                        fmt.count(row["runs"]),
+                        fmt.count(row["failed"]),
+                        fmt.seconds(row["mean_seconds"]),
+                        fmt.seconds(row["total_seconds"]),
+                        *(
+                            fmt.count(row[name])
+                            for name in ("sum_in", "sum_out", "sum_rejected", "rows_in", "rows_out")
+                        ),
+                    )
+                    for row in data.jobs
+                ],
+                open=True,
+            )
+        )
+        figures = [
+            (row["job"], name, fmt.number(value))
+            for row in data.jobs
+            for name, value in sorted((row["metrics"] or {}).items())
+        ]
+        if figures:
+            section.tables.append(
+                table("Figures of each job's latest run", ("job", "figure", "value"), figures, words=2)
+            )
+        if data.failures:
+            section.tables.append(
+                table(
+                    "Latest failures",
+                    ("started (UTC)", "job", "slice", "error"),
+                    [
+                        (fmt.when(row["started_at"]), row["job"], row["slice"], fmt.text(row["error"]))
+                        for row in data.failures
+                    ],
+                    words=4,
+                    open=True,
+                )
+            )
+    return section
+
+
+def rejected(data: ReportData) -> Section:
+    section = Section(
+        "rejected",
+        "Rejected rows",
+        "Rows that broke a rule stand in rejected_rows with their reason and the row as it came; a run "
+        "that refuses more than quality.max_reject_rate publishes nothing.",
+        hint="No row was refused so far.",
+    )
+    if data.rejected:
+        longest = data.rejected[:12]
+        section.charts.append(
+            charts.horizontal_bars(
+                "Rejected rows by reason",
+                f"{fmt.count(sum(row['rows'] for row in data.rejected))} rejected rows by source and reason.",
+                [(_short(f"{row['source']}: {row['reason']}"), row["rows"]) for row in longest],
+                x="rows",
+                color="vermillion",
+            )
+        )
+        section.tables.append(
+            table(
+                "Rejected rows",
+                ("source", "reason", "rows", "slices", "last slice"),
+                [
+                    (
+                        row["source"],
+                        row["reason"],
+                        fmt.count(row["rows"]),
+                        fmt.count(row["slices"]),
+                        row["last_slice"],
+                    )
+                    for row in data.rejected
+                ],
+                words=2,
+                open=True,
+            )
+        )
+    return section
+
+
+def _short(label: str, most: int = 26) -> str:
+    return label if len(label) <= most else label[: most - 1] + "…"

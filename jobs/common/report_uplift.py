@@ -1,0 +1,226 @@
+"""The report's sections on what the embeddings are worth: uplift, coverage gain, A/B tests and the other sweeps."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jobs.common import report_charts as charts
+from jobs.common import report_format as fmt
+from jobs.common.report_data import ReportData, Rows
+from jobs.common.report_page import Section, table
+
+METRICS = ("log_loss", "ne", "rll", "auc", "calibration", "transfer_ratio")
+UNITS = {"rll": "%"}
+TITLES = {
+    "log_loss": "log loss",
+    "ne": "NE",
+    "rll": "RLL",
+    "auc": "AUC",
+    "calibration": "calibration",
+    "transfer_ratio": "transfer ratio",
+}
+
+
+def _of_sweep(data: ReportData, sweep: str) -> dict[str, Rows]:
+    """Rows of a sweep by dataset."""
+    found: dict[str, Rows] = {}
+    for row in data.evaluations:
+        if row["sweep"] == sweep:
+            found.setdefault(row["dataset"], []).append(row)
+    return found
+
+
+def _metrics(rows: Rows) -> list[str]:
+    """The metrics that occur, the well-known ones first."""
+    present = {row["metric"] for row in rows}
+    return [name for name in METRICS if name in present] + sorted(present - set(METRICS))
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"{row['model']}: {row['feature_set']}" if row["feature_set"] else row["model"]
+
+
+def _figure(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return fmt.MISSING
+    return fmt.interval(row["value"], row["ci_low"], row["ci_high"], UNITS.get(row["metric"], ""))
+
+
+def _order(row: dict[str, Any]) -> tuple[Any, ...]:
+    known = ("base", "distillation", "embeddings", "both")
+    place = known.index(row["feature_set"]) if row["feature_set"] in known else len(known)
+    return (row["model"] != "vm", place, row["model"], row["feature_set"])
+
+
+def _figures(caption: str, rows: Rows, *, setting: str | None = None) -> Any:
+    """One line a (setting, model, feature set), one column a metric."""
+    metrics = _metrics(rows)
+    by_key: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: (_setting_order(row["setting"]), _order(row))):
+        by_key.setdefault((row["setting"], _name(row)), {})[row["metric"]] = row
+    head = ("model: feature set", *(_title(name) for name in metrics), "rows")
+    lines = [
+        ((key[0],) if setting else ())
+        + (key[1],)
+        + tuple(_figure(found.get(name)) for name in metrics)
+        + (fmt.count(max(row["rows"] for row in found.values())),)
+        for key, found in by_key.items()
+    ]
+    return table(caption, ((setting,) if setting else ()) + head, lines, words=2 if setting else 1, open=True)
+
+
+def _setting_order(setting: str) -> tuple[bool, float, str]:
+    number = _as_number(setting)
+    return (number is None, number or 0.0, setting)
+
+
+def _as_number(setting: str) -> float | None:
+    try:
+        return float(setting.removesuffix("%")) / (100 if setting.endswith("%") else 1)
+    except ValueError:
+        return None
+
+
+def _notes(rows: Rows) -> list[str]:
+    noted = [row for row in rows if row["note"]]
+    return sorted({f"{row['dataset']}, {_name(row)}, {_title(row['metric'])}: {row['note']}" for row in noted})
+
+
+def _title(metric: str) -> str:
+    return TITLES.get(metric, metric)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _interval_chart(dataset: str, rows: Rows, metric: str, x: str, color: str = "blue") -> list[charts.Chart]:
+    found = [
+        (_name(row), row["value"], row["ci_low"], row["ci_high"])
+        for row in sorted(rows, key=_order)
+        # The truth is so far off that the rest would shrink to one point; its figure stands in the table.
+        if row["metric"] == metric and row["value"] is not None and row["model"] != "truth"
+    ]
+    title = _capital(f"{_title(metric)} on {dataset}")
+    return (
+        [charts.intervals(title, f"{title} by feature set with 95% intervals.", found, x=x, color=color)]
+        if found
+        else []
+    )
+
+
+def uplift(data: ReportData) -> Section:
+    """The main comparison: what each feature set gains over the small model alone."""
+    section = Section(
+        "uplift",
+        "Uplift",
+        "The small online model with each feature set, on identical rows. Relative log loss (RLL) below "
+        "zero is better than the model alone; the transfer ratio says how much of the foundation model's "
+        "advantage carries over. Brackets and bars are 95% intervals; one that contains 0 shows no "
+        "effect.",
+        job="evaluate_uplift",
+    )
+    for dataset, rows in _of_sweep(data, "main").items():
+        section.charts.extend(_interval_chart(dataset, rows, "rll", "relative log loss, %; left is better"))
+        section.charts.extend(
+            _interval_chart(dataset, rows, "transfer_ratio", "transfer ratio; right is better", "green")
+        )
+        seeds = max(row["seeds"] for row in rows)
+        section.tables.append(
+            _figures(
+                f"Figures on {dataset}, evaluation {rows[0]['evaluation_id']}"
+                + (f", {seeds} seeds" if seeds else ""),
+                rows,
+            )
+        )
+        section.notes.extend(_notes(rows))
+    return section
+
+
+def coverage_gain(data: ReportData) -> Section:
+    """Gain by share of rows that carry an embedding."""
+    section = Section(
+        "coverage-gain",
+        "Gain by coverage",
+        "How the small model's loss changes with the share of rows that carry an embedding. A line that "
+        "keeps falling says that more coverage is worth its cost.",
+        job="evaluate_uplift",
+        hint=" with the coverage sweep in its settings",
+    )
+    for dataset, rows in _of_sweep(data, "coverage").items():
+        metric = next(
+            (name for name in ("rll", "ne", "log_loss") if any(row["metric"] == name for row in rows)), None
+        )
+        series, band = [], {}
+        drawn = [
+            row
+            for row in rows
+            if row["metric"] == metric and row["value"] is not None and _as_number(row["setting"]) is not None
+        ]
+        for place, name in enumerate(sorted({_name(row) for row in drawn})[: len(charts.SERIES)]):
+            line = sorted(
+                (row for row in drawn if _name(row) == name), key=lambda row: _setting_order(row["setting"])
+            )
+            shares = [_as_number(row["setting"]) or 0.0 for row in line]
+            series.append((name, charts.SERIES[place], "solid", shares, [row["value"] for row in line]))
+            if all(row["ci_low"] is not None and row["ci_high"] is not None for row in line):
+                band[name] = ([row["ci_low"] for row in line], [row["ci_high"] for row in line])
+        if series:
+            label = _title(str(metric))
+            percent = all(0 <= place <= 1 for _, _, _, places, _ in series for place in places)
+            section.charts.append(
+                charts.lines(
+                    _capital(f"{label} by coverage on {dataset}"),
+                    f"{label} against the share of rows with an embedding.",
+                    series,
+                    x="share of rows with an embedding",
+                    y=label + (", %" if metric == "rll" else ""),
+                    dated=False,
+                    percent_x=percent,
+                    from_zero=False,
+                    band=band,
+                )
+            )
+        section.tables.append(_figures(f"Coverage sweep on {dataset}", rows, setting="coverage"))
+        section.notes.extend(_notes(rows))
+    return section
+
+
+def ab_test(data: ReportData) -> Section:
+    """The simulated closed loop, arm by arm."""
+    section = Section(
+        "ab",
+        "Simulated A/B test",
+        "The closed loop: each arm ranks its own copy of the world, with and without the live snapshot; "
+        "the A/A pair shows how large a difference arises by chance.",
+        job="simulate_ab",
+    )
+    for dataset, rows in _of_sweep(data, "ab").items():
+        for metric in [
+            name for name in _metrics(rows) if any(mark in name for mark in ("lift", "change", "rll", "delta"))
+        ]:
+            section.charts.extend(
+                _interval_chart(dataset, [row for row in rows if row["ci_low"] is not None], metric, _title(metric))
+            )
+        section.tables.append(
+            _figures(f"Arms on {dataset}", rows, setting="setting" if any(row["setting"] for row in rows) else None)
+        )
+        section.notes.extend(_notes(rows))
+    return section
+
+
+def other_sweeps(data: ReportData) -> Section:
+    """TTL, age of the model, dimension, codec and tier ablations."""
+    section = Section(
+        "sweeps",
+        "Further sweeps",
+        "The same evaluation with one setting varied: time to live, age of the foundation model, stored "
+        "dimension and codec, or which tiers may answer.",
+        job="evaluate_uplift",
+        hint=" with sweeps in its settings",
+    )
+    names: Sequence[str] = sorted({row["sweep"] for row in data.evaluations} - {"main", "coverage", "ab"})
+    for sweep in names:
+        for dataset, rows in _of_sweep(data, sweep).items():
+            section.tables.append(_figures(_capital(f"{sweep} sweep on {dataset}"), rows, setting=sweep))
+            section.notes.extend(_notes(rows))
+    return section

@@ -1,0 +1,201 @@
+"""Looking after a snapshots folder: list, inspect, verify, diff, pin, roll back, and remove old ones. Needs no Spark.
+
+`root` is the snapshots folder everywhere. Faults come as UserError (something to fix in the call) or, from a damaged
+snapshot, as the reader's SnapshotError turned into one.
+"""
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import datetime
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from jobs.common.clock import from_micros
+from jobs.common.errors import UserError
+from solaris_udf.snapshot.compare import SnapshotDiff, diff
+from solaris_udf.snapshot.errors import SnapshotError
+from solaris_udf.snapshot.layout import STAGING_PREFIX, is_safe_name
+from solaris_udf.snapshot.manifest import Manifest
+from solaris_udf.snapshot.opening import find_snapshot
+from solaris_udf.snapshot.publish import list_snapshots, read_current, read_manifest, set_current
+from solaris_udf.snapshot.reader import Snapshot
+from solaris_udf.snapshot.storage import LocalStorage
+
+P = ParamSpec("P")
+T = TypeVar("T")
+PINS = "pins"
+ABANDONED_AFTER_HOURS = 24.0
+
+
+@dataclass(frozen=True)
+class SnapshotInfo:
+    """One snapshot of a folder. fault: why it can't be read, or None."""
+
+    snapshot_id: str
+    live: bool
+    pinned: bool
+    as_of: datetime | None = None
+    model_version: str = ""
+    pairs: int = 0
+    users_own: int = 0
+    users_neighbor: int = 0
+    bytes: int = 0
+    fault: str | None = None
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """What gc removed, or would remove: snapshots, and folders that killed exports left behind."""
+
+    snapshots: list[str]
+    leftovers: list[str]
+
+
+def _one_error(function: Callable[P, T]) -> Callable[P, T]:
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except SnapshotError as error:
+            raise UserError(str(error)) from None
+
+    return call
+
+
+@_one_error
+def list_all(root: str | Path) -> list[SnapshotInfo]:
+    """Every snapshot of the folder, by slice; damaged ones with their fault."""
+    storage = LocalStorage(root)
+    live, pins = _current_or_none(storage), pinned(root)
+    found: list[SnapshotInfo] = []
+    for name in list_snapshots(storage):
+        is_live, is_pinned = name == live, name in pins
+        try:
+            manifest = read_manifest(storage, name)
+        except SnapshotError as error:
+            found.append(SnapshotInfo(name, is_live, is_pinned, fault=str(error)))
+            continue
+        found.append(SnapshotInfo(
+            name, is_live, is_pinned, from_micros(manifest.as_of_micros), manifest.model_version, manifest.pairs,
+            manifest.users_own, manifest.users_neighbor, manifest.total_bytes,
+        ))
+    return found
+
+
+@_one_error
+def inspect(root: str | Path, snapshot_id: str | None = None) -> dict[str, Any]:
+    """The figures of one snapshot (the live one by default), as they stand in its manifest, without the file list."""
+    _, manifest = find_snapshot(Path(root), snapshot_id)
+    return {**describe(manifest), "live": manifest.snapshot_id == _current_or_none(LocalStorage(root)),
+            "pinned": manifest.snapshot_id in pinned(root)}
+
+
+def describe(manifest: Manifest) -> dict[str, Any]:
+    """A manifest in words a person reads."""
+    policy = manifest.policy
+    return {
+        "snapshot_id": manifest.snapshot_id, "as_of": from_micros(manifest.as_of_micros).isoformat(),
+        "model_version": manifest.model_version, "dim": manifest.dim, "codec": manifest.codec, "shards": manifest.shards,
+        "pairs": manifest.pairs, "users_own": manifest.users_own, "users_neighbor": manifest.users_neighbor,
+        "bytes": manifest.total_bytes, "files": len(manifest.files), "mean_norm": manifest.mean_norm,
+        "tiers": list(policy.order), "ttl_hours": policy.ttl_micros / 3.6e9,
+        "max_user_age_hours": policy.max_user_age_micros / 3.6e9, "min_similarity": policy.min_similarity,
+        "neighbors": manifest.neighbors, "longest_bucket": max(file.longest_bucket for file in manifest.files),
+    }
+
+
+def verify(root: str | Path, snapshot_id: str | None = None) -> list[str]:
+    """Reads every byte of one snapshot (the live one by default); returns its faults, none if it is whole."""
+    try:
+        Snapshot.open(root, pin=snapshot_id, verify="full")
+    except SnapshotError as error:
+        return [str(error)]
+    return []
+
+
+@_one_error
+def compare(root: str | Path, old: str, new: str) -> SnapshotDiff:
+    """What the new snapshot added, removed and changed."""
+    return diff(Snapshot.open(root, pin=old), Snapshot.open(root, pin=new))
+
+
+def pinned(root: str | Path) -> set[str]:
+    """The snapshots that gc must leave."""
+    folder = Path(root) / PINS
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+@_one_error
+def pin(root: str | Path, snapshot_id: str) -> None:
+    """Keeps a snapshot from gc until it is unpinned."""
+    storage = LocalStorage(root)
+    _existing(storage, snapshot_id)
+    storage.write_text(f"{PINS}/{snapshot_id}", "")
+
+
+@_one_error
+def unpin(root: str | Path, snapshot_id: str) -> None:
+    """Takes a pin away. Raises UserError if there is none."""
+    if snapshot_id not in pinned(root):
+        raise UserError(f"snapshot {snapshot_id!r} is not pinned; pinned: {', '.join(sorted(pinned(root))) or 'none'}")
+    LocalStorage(root).remove_text(f"{PINS}/{snapshot_id}")
+
+
+@_one_error
+def rollback(root: str | Path, snapshot_id: str | None = None) -> str:
+    """Moves CURRENT to a snapshot, by default the one before the live one, after verifying it in full. Returns its id.
+
+    The next export of a later as_of moves CURRENT on again: stop the schedule first if it must stay.
+    """
+    storage = LocalStorage(root)
+    with storage.lock():
+        target = snapshot_id
+        if target is None:
+            live = _current_or_none(storage)
+            earlier = [name for name in list_snapshots(storage) if live is None or name < live]
+            if not earlier:
+                raise UserError(f"there is no snapshot before {live or 'CURRENT'} below {root} to roll back to")
+            target = earlier[-1]
+        _existing(storage, target)
+        Snapshot.open(root, pin=target, verify="full")
+        set_current(storage, target)
+    return target
+
+
+@_one_error
+def gc(root: str | Path, keep: int, protect: Collection[str] = (), dry_run: bool = True) -> Garbage:
+    """Removes old snapshots, and what killed exports left behind more than a day ago.
+
+    Keeps the newest `keep`, the live one, those after it, pinned ones, and those in protect (ids that training rows still
+    need, say). A reader that has a removed snapshot open goes on: its files are mapped. dry_run only says what it would
+    remove. Raises UserError for a keep below 1.
+    """
+    if keep < 1:
+        raise UserError(f"keep is {keep}, must be at least 1")
+    storage = LocalStorage(root)
+    with storage.lock():
+        names = list_snapshots(storage)
+        live = read_current(storage)  # a broken CURRENT stops gc: what is live is not known
+        kept = {*names[-keep:], *pinned(root), *protect} | {name for name in names if live is not None and name >= live}
+        doomed = [name for name in names if name not in kept]
+        leftovers = [name for name in storage.folders() if name.startswith((STAGING_PREFIX, ".removed-"))
+                     and time.time() - (Path(root) / name).stat().st_mtime > ABANDONED_AFTER_HOURS * 3600]
+        if not dry_run:
+            for name in [*doomed, *leftovers]:
+                storage.remove_folder(name)
+    return Garbage(doomed, leftovers)
+
+
+def _existing(storage: LocalStorage, name: str) -> None:
+    if not is_safe_name(name) or name not in list_snapshots(storage):
+        known = ", ".join(list_snapshots(storage)[-5:]) or "none"
+        raise UserError(f"there is no snapshot {name!r} below {storage.root}; the latest: {known}")
+
+
+def _current_or_none(storage: LocalStorage) -> str | None:
+    try:
+        return read_current(storage)
+    except SnapshotError:
+        return None

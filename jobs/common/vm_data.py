@@ -1,0 +1,130 @@
+"""The rows that a small online model is trained and judged on: chosen honestly, sampled, and brought to the driver."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from jobs.common.clock import as_of_of
+from jobs.common.config import Config
+from jobs.common.errors import UserError
+from jobs.common.runs import Run
+from jobs.common.vm_rows import (
+    Collected,
+    collect,
+    item_counts,
+    shown_rows,
+    states_at,
+    window_starts,
+    with_counters,
+)
+
+SAMPLE_STEPS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Span:
+    """Rows in [start, as_of), read with the vectors of one model version. folder: that model's, None if it is not here.
+
+    rows: how many shown rows there are.
+    """
+
+    start: datetime
+    as_of: datetime
+    model_version: str
+    folder: Path | None
+    rows: int
+
+
+def choose_span(run: Run, start: datetime) -> Span:
+    """The rows of [start, as_of) that can be used honestly.
+
+    Vectors of one model version only, the one that served most rows. The foundation model was trained on what came
+    before its slice, so rows before that are left out: it has seen their labels.
+
+    Raises UserError if there are no shown rows, or none that was served a vector.
+    """
+    time = f"[{start.isoformat()}, {run.as_of.isoformat()})"
+    versions = shown_rows(run.tables, start, run.as_of, run.config.window.hours).groupBy("model_version").agg(
+        F.count(F.lit(1)).alias("rows"), F.sum((F.col("tier") != "none").cast("bigint")).alias("served")).collect()
+    total = sum(row.rows for row in versions)
+    if not total:
+        raise UserError(f"training_rows has no shown rows in {time}; run join_features for the slices of that time")
+    served = [row for row in versions if row.model_version is not None and row.served]
+    if not served:
+        raise UserError(f"none of the {total} shown rows in {time} was served a vector; "
+                        "run predict_pairs, embed_pairs and export_snapshot for the slices before them")
+    version = max(served, key=lambda row: (row.served, row.model_version)).model_version
+    folder = model_of_version(run.config, version)
+    if folder is not None:
+        start = max(start, as_of_of(folder.name))
+    return Span(start, run.as_of, version, folder, total)
+
+
+def model_of_version(config: Config, version: str) -> Path | None:
+    """The folder of the foundation model of that version, the earliest if it was trained twice; None if not here."""
+    from solaris_udf.foundation.contract import load_description
+
+    folders = sorted(path.parent for path in Path(config.path("models", "foundation")).glob("*/model.json"))
+    return next((folder for folder in folders if load_description(folder).version == version), None)
+
+
+def sampled(rows: DataFrame, total: int, most: int) -> DataFrame:
+    """About `most` of the rows at most, whole requests, always the same ones."""
+    if total <= most:
+        return rows
+    place = F.pmod(F.xxhash64(F.lit("evaluate"), "request_id"), F.lit(SAMPLE_STEPS))
+    return rows.where(place < F.lit(int(SAMPLE_STEPS * most / total)))
+
+
+def foundation_clicks(states: DataFrame, folder: Path, items_path: Path, threads: int) -> DataFrame:
+    """(user_id, known_at, item_id, soft): the foundation model's click probability, from the history at known_at.
+
+    states: user_id, at, item_ids and the history's columns.
+    """
+    from solaris_udf.foundation.contract import load_description
+    from solaris_udf.foundation.udf import OUTPUT_DDL, embed_udf
+
+    heads = load_description(folder).heads
+    place = heads.index("click") if "click" in heads else 0
+    answered = states.mapInArrow(embed_udf(folder, items_path, threads=threads, logits=True), OUTPUT_DDL)
+    logit = F.get("logits", F.lit(place)).cast("double")
+    return answered.select("user_id", F.col("at").alias("known_at"), "item_id", (1 / (1 + F.exp(-logit))).alias("soft"))
+
+
+def load_rows(
+    run: Run, span: Span, items_path: Path, *, max_rows: int, counter_hours: float, foundation: bool
+) -> Collected:
+    """A sample of the span's shown rows with their counters, on the driver; at most about max_rows.
+
+    With foundation also the foundation model's own prediction (if its folder is here), and the simulated world's true
+    probabilities where there are any.
+    """
+    from solaris_udf.foundation.items import ItemTable
+
+    hours = run.config.window.hours
+    starts = window_starts(run.tables, span.start, span.as_of, hours)
+    rows = sampled(shown_rows(run.tables, span.start, span.as_of, hours), span.rows, max_rows)
+    pairs = rows.groupBy("user_id", F.col("known_at").alias("at")).agg(
+        F.sort_array(F.collect_set("item_id")).alias("item_ids"))
+    states = states_at(run.tables, pairs, min(starts), max(starts)).persist()
+    try:
+        frame = with_counters(rows, states, item_counts(run.tables, starts, counter_hours))
+        unknown = F.lit(None).cast("double")
+        if foundation and span.folder is not None:
+            clicks = foundation_clicks(states, span.folder, items_path, run.config.spark.task_cpus)
+            frame = frame.join(clicks, ["user_id", "known_at", "item_id"], "left")
+        else:
+            frame = frame.withColumn("soft", unknown)
+        truth = run.config.path("raw", "world", "truth")
+        if foundation and run.config.log.dataset == "world" and Path(truth).exists():
+            chances = run.spark.read.parquet(truth).select(
+                "request_id", "item_id", F.col("click_probability").alias("truth"))
+            frame = frame.join(chances, ["request_id", "item_id"], "left")
+        else:
+            frame = frame.withColumn("truth", unknown)
+        return collect(frame, ItemTable.open(items_path), span.model_version)
+    finally:
+        states.unpersist()

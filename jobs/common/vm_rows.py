@@ -1,0 +1,198 @@
+"""Rows for a small online model: training rows with the cheap counters that were known when their window began."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from jobs.common.clock import as_of_of, slice_of, ts
+from jobs.common.tables import Tables
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from solaris_udf.foundation.items import ItemTable
+    from solaris_udf.vertical_rows import Rows
+
+STATE = ("shown", "clicked", "requests", "scored_rows", "shown_rows", "clicked_rows")
+SERVED = ("tier", "age_seconds", "similarity", "embedding", "user_tier", "user_age_seconds", "user_similarity",
+          "user_embedding")
+
+
+def shown_rows(tables: Tables, start: datetime, as_of: datetime, window_hours: float) -> DataFrame:
+    """training_rows that were shown, with event_time in [start, as_of), and known_at: when their window began."""
+    known_at = F.timestamp_micros(F.unix_micros("as_of") - F.lit(round(window_hours * 3_600_000_000)))
+    return (
+        tables.read("training_rows")
+        .where((F.col("slice") > slice_of(start)) & (F.col("slice") <= slice_of(as_of)) & F.col("shown"))
+        .where((F.col("event_time") >= ts(start)) & (F.col("event_time") < ts(as_of)))
+        .withColumn("known_at", known_at)
+    )
+
+
+def window_starts(tables: Tables, start: datetime, as_of: datetime, window_hours: float) -> list[datetime]:
+    """The known_at values of shown_rows: one a slice."""
+    names = [name for name in tables.slices("training_rows") if slice_of(start) < name <= slice_of(as_of)]
+    return [as_of_of(name) - timedelta(hours=window_hours) for name in names]
+
+
+def states_at(tables: Tables, keys: DataFrame, first: datetime, last: datetime) -> DataFrame:
+    """keys (user_id, at, ...) with each user's history as it was at `at`, which lies in [first, last].
+
+    Users without any get empty sequences and zeros. One sort by user and time, so that a history is not copied for each
+    time it is asked for.
+    """
+    histories = tables.read("user_histories").where(F.col("slice") <= slice_of(last))
+    checkpoint = (
+        histories.where("checkpoint").where(F.col("slice") <= slice_of(first))
+        .agg(F.max("slice").alias("slice")).first()["slice"]  # type: ignore[index]
+    )
+    if checkpoint is not None:
+        histories = histories.where(F.col("slice") >= checkpoint)
+    known = histories.select("user_id", F.col("as_of").alias("at"), F.struct(*STATE).alias("_state"),
+                             F.lit(0).alias("_asked"))
+    asked = keys.withColumn("_asked", F.lit(1))
+    # At the same time the history comes first: a slice's history holds what happened before its as_of.
+    order = Window.partitionBy("user_id").orderBy("at", "_asked").rowsBetween(Window.unboundedPreceding, 0)
+    joined = (
+        asked.unionByName(known, allowMissingColumns=True)
+        .withColumn("_state", F.last("_state", ignorenulls=True).over(order))
+        .where("_asked = 1")
+    )
+    kinds = {field.name: field.dataType for field in histories.select(*STATE).schema}
+    empty = {name: F.array().cast(kinds[name]) if name in STATE[:2] else F.lit(0).cast("bigint") for name in STATE}
+    return joined.withColumns({name: F.coalesce(F.col(f"_state.{name}"), empty[name]) for name in STATE}).drop(
+        "_state", "_asked")
+
+
+def item_counts(tables: Tables, times: Sequence[datetime], hours: float) -> DataFrame:
+    """(item_id, known_at, item_shown, item_clicked): each item's rows of the hours before each time, as known then."""
+    span = timedelta(hours=hours)
+    first, last = min(times) - span, max(times)
+    moments = F.array(*(ts(moment) for moment in times))
+    lower = F.lit(int(span / timedelta(microseconds=1)))
+    log = tables.read("ranking_log").where(
+        (F.col("slice") > slice_of(first)) & (F.col("slice") <= slice_of(last)) & F.col("shown")
+        & (F.col("event_time") >= ts(first)) & (F.col("event_time") < ts(last)))
+    seen = F.filter(moments, lambda at: (F.col("event_time") < at) & (F.col("arrived_at") <= at)
+                    & (F.unix_micros(at) - F.unix_micros("event_time") <= lower))
+    return (
+        log.select("item_id", "clicked", F.explode(seen).alias("known_at"))
+        .groupBy("item_id", "known_at")
+        .agg(F.count(F.lit(1)).alias("item_shown"), F.sum(F.col("clicked").cast("bigint")).alias("item_clicked"))
+    )
+
+
+def with_counters(rows: DataFrame, states: DataFrame, counts: DataFrame) -> DataFrame:
+    """rows (user_id, item_id, known_at, ...) with user_requests, user_shown, user_clicked, item_shown, item_clicked."""
+    user = states.select("user_id", F.col("at").alias("known_at"), F.col("requests").alias("user_requests"),
+                         F.col("shown_rows").alias("user_shown"), F.col("clicked_rows").alias("user_clicked"))
+    return (
+        rows.join(user, ["user_id", "known_at"], "left").join(counts, ["item_id", "known_at"], "left")
+        .fillna(0, ["user_requests", "user_shown", "user_clicked", "item_shown", "item_clicked"])
+    )
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Rows on the driver in the order of time, with what the model must not see beside them.
+
+    user int64 [n]: the user's number among these rows, from 0; event_time int64 [n]; truth float64 [n], NaN if unknown.
+    """
+
+    rows: "Rows"
+    user: "np.ndarray[Any, Any]"
+    event_time: "np.ndarray[Any, Any]"
+    truth: "np.ndarray[Any, Any]"
+
+    def take(self, index: Any) -> "Collected":
+        return Collected(self.rows.take(index), self.user[index], self.event_time[index], self.truth[index])
+
+
+def collect(frame: DataFrame, items: "ItemTable", model_version: str) -> Collected:
+    """Brings rows (with counters, SERVED, model_version, soft, truth) to the driver through Arrow.
+
+    The caller bounds how many there are.
+    Vectors of another model version count as not served: the model can't read two spaces at once.
+    """
+    import numpy as np
+
+    from solaris_udf.vertical_rows import Context, make_rows, surface_id
+
+    columns = ("request_id", "item_id", "user_id", "event_time", "surface", "clicked", "model_version", *SERVED,
+               "user_requests", "user_shown", "user_clicked", "item_shown", "item_clicked", "soft", "truth")
+    table = frame.select(*columns).toArrow().sort_by(
+        [("event_time", "ascending"), ("request_id", "ascending"), ("item_id", "ascending")]).combine_chunks()
+
+    def ints(*names: str) -> Any:
+        return np.stack([table[name].to_numpy() for name in names], axis=1)
+
+    def floats(name: str) -> Any:
+        return table[name].cast("double").to_numpy(zero_copy_only=False).astype(np.float64)
+
+    event_time = table["event_time"].cast("int64").to_numpy()
+    user_id = table["user_id"].to_numpy()
+    context = Context(
+        user_id=user_id, item_id=table["item_id"].to_numpy(), event_time=event_time,
+        surface=surface_id(table["surface"].to_pylist()),
+        user_counts=ints("user_requests", "user_shown", "user_clicked"), item_counts=ints("item_shown", "item_clicked"),
+    )
+    label = table["clicked"].to_numpy(zero_copy_only=False).astype(np.float32)
+    rows = make_rows(context, items, _lookup(table, model_version), label, floats("soft").astype(np.float32))
+    return Collected(rows, np.unique(user_id, return_inverse=True)[1], event_time, floats("truth"))
+
+
+def _lookup(table: "pa.Table", model_version: str) -> Any:
+    """The served columns as the reader returned them."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    from solaris_udf.codec import decode
+    from solaris_udf.snapshot.lookup import Lookup
+    from solaris_udf.tiers import TIER_NAMES
+
+    ours = pc.fill_null(pc.equal(table["model_version"], model_version), False).to_numpy(zero_copy_only=False)
+
+    def codes(name: str) -> Any:
+        found = pc.index_in(table[name], value_set=_strings(TIER_NAMES)).to_numpy()
+        return np.where(ours, found, 0).astype(np.uint8)
+
+    def vectors(name: str, tier: Any) -> Any:
+        stored = table[name].combine_chunks().filter(_mask(tier > 0))
+        found = decode(stored)
+        return tier > 0, found
+
+    def numbers(name: str, kind: Any, none: float) -> Any:
+        return np.where(ours, table[name].to_numpy(), none).astype(kind)
+
+    tier, user_tier = codes("tier"), codes("user_tier")
+    parts = [vectors("embedding", tier), vectors("user_embedding", user_tier)]
+    dim = max(found.shape[1] for _, found in parts)
+    spread = []
+    for present, found in parts:
+        full = np.zeros((len(table), dim), np.float32)
+        if len(found):
+            full[present] = found
+        spread.append(full)
+    return Lookup(
+        embedding=spread[0], tier=tier, age_seconds=numbers("age_seconds", np.int32, -1),
+        similarity=numbers("similarity", np.float32, 0), user_embedding=spread[1], user_tier=user_tier,
+        user_age_seconds=numbers("user_age_seconds", np.int32, -1),
+        user_similarity=numbers("user_similarity", np.float32, 0),
+    )
+
+
+def _strings(values: Sequence[str]) -> "pa.Array":
+    import pyarrow as pa
+
+    return pa.array(values, pa.string())
+
+
+def _mask(values: Any) -> "pa.Array":
+    import pyarrow as pa
+
+    return pa.array(values)

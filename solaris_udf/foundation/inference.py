@@ -1,0 +1,224 @@
+"""Foundation-model inference on one worker: rows of users with item ids in, rows of pair embeddings out.
+
+Users are sorted by history length and grouped so that no group holds more than `tokens` padded events; each group is
+encoded once, then its pairs go through the pair head in batches of at most `tokens` events and `pairs` rows, so a user
+with 200,000 items is one encoding and many batches. What is in memory at a time is one incoming Arrow batch (Spark cuts
+those by bytes), one group and one batch of pairs.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from solaris_udf.codec import encode
+from solaris_udf.foundation.features import ModelError
+from solaris_udf.foundation.items import Int64, ItemTable
+from solaris_udf.foundation.model import Model, State, is_out_of_memory
+from solaris_udf.foundation.users import Array, Users, item_inputs, padded_length, read_users
+
+log = logging.getLogger("solaris")
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+OUTPUT = pa.schema([
+    ("user_id", pa.int64()), ("at", TIMESTAMP), ("item_id", pa.int64()), ("embedding", pa.binary()),
+    ("reason", pa.string()), ("logits", pa.list_(pa.float32())),
+])
+OUTPUT_DDL = "user_id BIGINT, at TIMESTAMP, item_id BIGINT, embedding BINARY, reason STRING, logits ARRAY<FLOAT>"
+NOT_FINITE = "embedding is not finite"
+NULL_ITEM = "item_id is null"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one batch. tokens: padded events of a group of users, and events that a batch of pairs attends to.
+
+    65,536 tokens of a model with 64 hidden units are 16 MB of activations a layer: large enough that torch's overhead
+    per call is small, small enough to stay near the cache.
+    """
+
+    tokens: int = 65_536
+    pairs: int = 8_192
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or self.pairs < 1:
+            raise ValueError(f"limits must be at least 1: {self}")
+
+
+def embed_batches(
+    batches: Iterable[pa.RecordBatch], model: Model, items: ItemTable, *, codec: str = "float16", logits: bool = False,
+    limits: Limits | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yields OUTPUT rows, one for each (row, item id) of the input, in no particular order.
+
+    A pair whose embedding is NaN, infinite (also when rounded to the codec) or of a wrong length has a null embedding
+    and a reason. Lack of memory halves the batch. Raises ModelError if the model's outputs can't be matched to pairs,
+    and MemoryError or torch's own error if a single pair does not fit into memory.
+    """
+    worker = _Worker(model, items, codec, logits, limits or Limits())
+    for batch in batches:
+        if len(batch):
+            yield from worker.embed(batch)
+
+
+def plan_groups(lengths: Int64, tokens: int) -> list[Int64]:
+    """Positions of users, sorted by length (ties by position), cut into groups of at most `tokens` padded events.
+
+    A user longer than tokens is a group of its own.
+    """
+    order = np.argsort(lengths, kind="stable")
+    groups, start = [], 0
+    for end in range(1, len(order) + 1):
+        # Sorted, so the last user of a group is its longest.
+        if end == len(order) or (end + 1 - start) * padded_length(int(lengths[order[end]])) > tokens:
+            groups.append(order[start:end])
+            start = end
+    return groups
+
+
+@dataclass
+class _Worker:
+    model: Model
+    items: ItemTable
+    codec: str
+    logits: bool
+    limits: Limits
+
+    def __post_init__(self) -> None:
+        description = self.model.description
+        self.user_names = description.names("user")
+        self.item_names = description.names("item")
+        if description.dense and description.dense != self.items.dense_width:
+            raise ModelError(f"model {description.name} wants {description.dense} dense features an item, "
+                             f"the item table has {self.items.dense_width}")
+
+    def embed(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        users = read_users(batch, self.model.description.lengths, self.items)
+        pairs = _Pairs.of(batch["item_ids"])
+        if pairs.null_owner.size:
+            yield self._rejected(users, pairs.null_owner)
+        lengths = users.longest()
+        with_pairs = np.flatnonzero(np.diff(pairs.starts))
+        for group in plan_groups(lengths[with_pairs], self.limits.tokens):
+            yield from self._group(users, with_pairs[group], pairs)
+
+    def _group(self, users: Users, group: Int64, pairs: "_Pairs") -> Iterator[pa.RecordBatch]:
+        """Encodes a group of users and embeds their pairs; on lack of memory, the group in two halves."""
+        try:
+            state = self.model.encode_users(users.inputs(self.user_names, group, self.items))
+        except Exception as error:
+            if not is_out_of_memory(error) or len(group) == 1:
+                raise
+            log.warning("out of memory with %s users at once, halving", len(group))
+            state = None
+        # Outside the handler: the exception's frames would keep the failed batch alive.
+        if state is None:
+            _free_memory()
+            middle = len(group) // 2
+            yield from self._group(users, group[:middle], pairs)
+            yield from self._group(users, group[middle:], pairs)
+            return
+        sizes = pairs.starts[group + 1] - pairs.starts[group]
+        owner = np.repeat(np.arange(len(group)), sizes)
+        place = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        item_ids = pairs.item_id[np.repeat(pairs.starts[group], sizes) + place]
+        longest = padded_length(int(users.longest()[group].max(initial=0)))
+        start = 0
+        while start < len(owner):
+            step = min(len(owner) - start, max(1, min(self.limits.pairs, self.limits.tokens // longest)))
+            part = slice(start, start + step)
+            at = users.at[group[owner[part]]]
+            found = self._pairs(state, owner[part], item_ids[part], at)
+            if found is None:
+                # Kept for what follows: the next batch would not fit either.
+                self.limits = Limits(tokens=max(1, step * longest // 2), pairs=max(1, step // 2))
+                log.warning("out of memory with %s pairs at once, going on with %s", step, self.limits.pairs)
+                _free_memory()
+                continue
+            yield self._rows(users.user_id[group[owner[part]]], at, item_ids[part], *found)
+            start += step
+
+    def _pairs(self, state: State, owner: Int64, item_ids: Int64, at: Int64) -> tuple[Array, Array] | None:
+        """Embedding and logits of one batch; None if it does not fit into memory."""
+        rows = self.items.rows_of(item_ids)
+        try:
+            embedding, logits = self.model.embed_pairs(
+                state, owner, item_inputs(self.item_names, item_ids, rows, at, self.items)
+            )
+        except Exception as error:
+            if not is_out_of_memory(error) or len(owner) == 1:
+                raise
+            return None
+        if embedding.ndim != 2 or len(embedding) != len(owner) or len(logits) != len(owner):
+            raise ModelError(f"model {self.model.description.name} gave embeddings {embedding.shape} and logits "
+                             f"{logits.shape} for {len(owner)} pairs")
+        return embedding, logits
+
+    def _rows(self, user_id: Int64, at: Int64, item_id: Int64, embedding: Array, logits: Array) -> pa.RecordBatch:
+        dim = self.model.description.embedding_dim
+        if embedding.shape[1] != dim:
+            good = np.zeros(len(embedding), dtype=bool)
+            reason = f"embedding has {embedding.shape[1]} dimensions, the model declares {dim}"
+        else:
+            with np.errstate(over="ignore"):
+                stored = embedding.astype(np.float16) if self.codec == "float16" else embedding
+            good = np.isfinite(stored).all(axis=1)
+            reason = NOT_FINITE
+        return pa.record_batch([
+            pa.array(user_id), pa.array(at).cast(TIMESTAMP), pa.array(item_id), self._encoded(embedding, good),
+            pa.array(np.full(len(good), reason, dtype=object), mask=good, type=pa.string()),
+            _lists(logits) if self.logits else pa.nulls(len(good), OUTPUT.field("logits").type),
+        ], schema=OUTPUT)
+
+    def _encoded(self, embedding: Array, good: npt.NDArray[np.bool_]) -> pa.Array:
+        if good.all():
+            return encode(embedding, self.codec)
+        packed = encode(embedding[good].reshape(-1, embedding.shape[1]), self.codec)
+        if not len(packed):
+            return pa.nulls(len(good), pa.binary())
+        return packed.take(pa.array(np.cumsum(good) - 1, mask=~good))
+
+    def _rejected(self, users: Users, owner: Int64) -> pa.RecordBatch:
+        count = len(owner)
+        return pa.record_batch([
+            pa.array(users.user_id[owner]), pa.array(users.at[owner]).cast(TIMESTAMP), pa.nulls(count, pa.int64()),
+            pa.nulls(count, pa.binary()), pa.array([NULL_ITEM] * count), pa.nulls(count, OUTPUT.field("logits").type),
+        ], schema=OUTPUT)
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Item ids of n rows, flat, without nulls; null_owner has the row of each null id."""
+
+    starts: Int64
+    item_id: Int64
+    null_owner: Int64
+
+    @classmethod
+    def of(cls, lists: pa.Array) -> "_Pairs":
+        flat = lists.flatten()
+        sizes = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        valid = np.asarray(flat.is_valid().to_numpy(zero_copy_only=False), dtype=bool)
+        # drop_null keeps the ids int64; to_numpy of an array with nulls would make them floats.
+        item_id = flat.drop_null().to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+        starts = np.concatenate([[0], np.cumsum(np.bincount(owner[valid], minlength=len(sizes)))]).astype(np.int64)
+        return cls(starts, item_id, owner[~valid])
+
+
+def _lists(values: Array) -> pa.Array:
+    flat = np.ascontiguousarray(values, dtype=np.float32).reshape(len(values), -1)
+    offsets = np.arange(len(flat) + 1, dtype=np.int32) * flat.shape[1]
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat.reshape(-1)))
+
+
+def _free_memory() -> None:
+    """Gives cached GPU memory back before the retry; nothing to do without torch on CUDA."""
+    import sys
+
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()

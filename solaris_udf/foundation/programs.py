@@ -1,0 +1,109 @@
+"""Loading torch.export programs without running anything that a file brings along.
+
+torch.export.load (checked in 2.13) unpickles without limits, loads shared libraries and evaluates text when an archive
+asks for it: tensors marked `use_pickle`, custom and opaque constants, the legacy .pt members and the old zip format,
+sample inputs, AOTInductor libraries, operator names (any attribute below `torch`), shape expressions (sympy's eval) and
+guards (exec). A program written by our export helper needs none of it: weights are raw bytes, sample inputs are left
+out. So an archive is read here first, and anything beyond raw tensors and aten operators is refused.
+"""
+
+import json
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from solaris_udf.foundation.features import ModelError
+
+_MEMBERS = re.compile(
+    r"(archive_format|archive_version|byteorder|version|\.data/(version|serialization_id)|models/model\.json"
+    r"|data/weights/(weight_\d+|model_weights_config\.json)|data/constants/(tensor_\d+|model_constants_config\.json)"
+    r"|data/sample_inputs/model\.pt)"
+)
+_PAYLOAD = re.compile(r"(weight|tensor)_\d+")
+_OPERATOR = re.compile(
+    r"torch\.ops\.(aten|prims)\.[A-Za-z0-9_]+\.[A-Za-z0-9_]+"
+    r"|torch\.ops\.higher_order\.(cond|while_loop|scan|associative_scan|wrap_with_set_grad_enabled|wrap_with_autocast)"
+    r"|torch\.sym_(int|float|max|min|not|ite|sqrt|sum)|torch\._sym_sqrt"
+    r"|_operator\.(add|sub|mul|floordiv|truediv|mod|pow|neg|pos|eq|ne|lt|le|gt|ge|and_|or_|not_|getitem)"
+    r"|math\.(ceil|floor|trunc|sqrt)"
+)
+_EXPRESSION_WORDS = {
+    "Symbol", "Integer", "Float", "Rational", "Add", "Mul", "Pow", "Max", "Min", "Mod", "PythonMod",
+    "FloorDiv", "CleanDiv", "CeilDiv", "IntTrueDiv", "FloatTrueDiv", "ModularIndexing", "Where", "Eq", "Ne", "Equality",
+    "Unequality", "And", "Or", "Not", "StrictLessThan", "LessThan", "StrictGreaterThan",
+    "GreaterThan", "ToFloat", "TruncToInt", "CeilToInt", "FloorToInt",
+    "true", "false", "True", "False", "integer", "positive", "nonnegative", "real", "precision",
+}
+_EXPRESSION = re.compile(r"[\w\s()+\-*/%,=<>&|~!']*")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_SYMBOL = re.compile(r"[su]\d+|zuf\d+|zf\d+")
+
+
+def check_program(path: Path) -> None:
+    """Raises ModelError unless the archive holds only raw tensors and a graph of plain operators."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = {name.partition("/")[2]: name for name in archive.namelist()}
+            for name in names:
+                if not _MEMBERS.fullmatch(name):
+                    raise ModelError(f"{path}: holds {name!r}, which is not part of a plain exported program")
+            for kind in ("weights", "constants"):
+                config = json.loads(archive.read(names[f"data/{kind}/model_{kind}_config.json"]))["config"]
+                for tensor, payload in config.items():
+                    if payload.get("use_pickle") is not False or not _PAYLOAD.fullmatch(payload["path_name"]):
+                        raise ModelError(f"{path}: tensor {tensor} is pickled; save it as a plain tensor")
+            if archive.getinfo(names["data/sample_inputs/model.pt"]).file_size:
+                raise ModelError(f"{path}: holds pickled sample inputs; set program.example_inputs = None")
+            graph = json.loads(archive.read(names["models/model.json"]))
+    except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(f"{path}: is no exported program ({error})") from None
+    for key, value in _fields(graph):
+        if key == "target" and not (isinstance(value, str) and _OPERATOR.fullmatch(value)):
+            raise ModelError(f"{path}: operator {value!r} is not allowed; use aten operators only")
+        if key == "expr_str" and not _plain_expression(value):
+            raise ModelError(f"{path}: shape expression {value!r} is not allowed")
+        if key == "source_fn_stack" or key in ("as_custom_obj", "as_opaque_obj"):
+            raise ModelError(f"{path}: {key} is not allowed in a plain exported program")
+
+
+def load_program(path: Path) -> Any:
+    """The checked program as a torch.export.ExportedProgram. Raises ModelError if it is refused or damaged."""
+    import torch
+
+    check_program(path)
+    try:
+        return torch.export.load(path)
+    except Exception as error:
+        raise ModelError(f"{path}: can't be loaded by torch {torch.__version__}: {error}") from error
+
+
+def callable_of(program: Any, device: str) -> Any:
+    """The program as a module on a device, for inference. Its stored guards are code, so they are left out."""
+    if device != "cpu":
+        from torch.export.passes import move_to_device_pass
+
+        program = move_to_device_pass(program, device)
+    return program.module(check_guards=False)
+
+
+def _plain_expression(value: Any) -> bool:
+    if not isinstance(value, str) or not _EXPRESSION.fullmatch(value):
+        return False
+    return all(word in _EXPRESSION_WORDS or _SYMBOL.fullmatch(word) for word in _WORD.findall(value))
+
+
+def _fields(value: Any) -> Iterator[tuple[str, Any]]:
+    """Every (key, value) of a JSON value, at any depth."""
+    stack = [value]
+    while stack:
+        current = stack.pop()
+        if isinstance(current, dict):
+            for key, inner in current.items():
+                yield key, inner
+                stack.append(inner)
+        elif isinstance(current, list):
+            stack.extend(current)

@@ -1,0 +1,90 @@
+"""Searching the users of some cells: the in-memory index of one group, and which cells are near a vector."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from solaris_udf.knn import MARGIN, Float32, Hits, Int64, no_hits, rank, search_all, settle, top_k
+
+
+def nearest_cells(vectors: Float32, centroids: Float32, probes: int) -> Int64:
+    """The places of the most similar centroids [n, min(probes, c)], most similar first, equal ones by place."""
+    places = np.arange(len(centroids), dtype=np.int64)
+    return top_k(vectors, centroids, places, min(probes, len(centroids))).ids
+
+
+class CellIndex:
+    """The users of one group, ordered by cell."""
+
+    def __init__(self, ids: Int64, vectors: Float32, cells: Int64) -> None:
+        order = np.lexsort((ids, cells))
+        self.ids, self.vectors = ids[order], np.ascontiguousarray(vectors[order])
+        self.cells, self.starts = np.unique(cells[order], return_index=True)
+        self.ends = np.append(self.starts[1:], len(ids))
+
+    def search(self, queries: Float32, query_ids: Int64, cells: Any, k: int) -> Hits:
+        """The k nearest of each query [q, d] among the users of its probed cells.
+
+        cells: a pyarrow list array [q], each with the distinct cells to search.
+        """
+        import faiss
+
+        fetch = k + 1 + MARGIN
+        lengths = pc.list_value_length(cells).to_numpy().astype(np.int64)
+        owner = np.repeat(np.arange(len(queries)), lengths)
+        wanted = cells.flatten().to_numpy().astype(np.int64)
+        visits = list[tuple[int, Int64]]()  # (place of the cell, rows of queries that probe it)
+        order = np.argsort(wanted, kind="stable")
+        asked, begin = np.unique(wanted[order], return_index=True)
+        place = np.minimum(np.searchsorted(self.cells, asked), len(self.cells) - 1)
+        for cell, at, first, last in zip(asked, place, begin, [*begin[1:], len(order)], strict=True):
+            if self.cells[at] == cell:
+                visits.append((int(at), owner[order[first:last]]))
+        if not visits:
+            return no_hits(len(queries), k)
+
+        # Candidates of all visits, then the best `fetch` of each query among them.
+        rows, found, values = [], [], []
+        reachable = np.zeros(len(queries), dtype=np.int64)
+        for at, who in visits:
+            start, end = int(self.starts[at]), int(self.ends[at])
+            count = min(fetch, end - start)
+            approximate, local = faiss.knn(
+                np.ascontiguousarray(queries[who]), self.vectors[start:end], count, metric=faiss.METRIC_INNER_PRODUCT)
+            rows.append(np.repeat(who, count))
+            found.append(local.ravel() + start)
+            values.append(approximate.ravel())
+            reachable[who] += end - start
+        row, place_found, value = np.concatenate(rows), np.concatenate(found), np.concatenate(values)
+        best = np.lexsort((place_found, -value, row))
+        row, place_found, value = row[best], place_found[best], value[best]
+        first_of = np.searchsorted(row, np.arange(len(queries)))
+        nth = np.arange(len(row)) - first_of[row]
+        kept = nth < fetch
+        candidates = np.full((len(queries), fetch), -1, dtype=np.int64)
+        candidates[row[kept], nth[kept]] = place_found[kept]
+        left_out = np.full(len(queries), -np.inf, dtype=np.float32)
+        last_kept = (nth == fetch - 1) & (reachable[row] > fetch)
+        left_out[row[last_kept]] = value[last_kept]
+
+        ids, similarity, unsure = settle(queries, self.vectors, self.ids, k, query_ids, candidates, left_out)
+        if len(unsure):
+            self._search_fully(queries, query_ids, visits, unsure, ids, similarity, k)
+        return Hits(ids, similarity, np.isfinite(similarity).sum(axis=1))
+
+    def _search_fully(
+        self, queries: Float32, query_ids: Int64, visits: list[tuple[int, Int64]], unsure: Int64, ids: Int64,
+        similarity: Float32, k: int,
+    ) -> None:
+        """Overwrites the rows `unsure` of ids and similarity by an exact search of their cells."""
+        doubt = np.zeros(len(queries), dtype=bool)
+        doubt[unsure] = True
+        similarity[unsure] = -np.inf
+        for at, who in visits:
+            who = who[doubt[who]]
+            if len(who):
+                part = slice(int(self.starts[at]), int(self.ends[at]))
+                more_ids, more = search_all(queries[who], self.vectors[part], self.ids[part], k, query_ids[who])
+                ids[who], similarity[who] = rank(
+                    np.concatenate([ids[who], more_ids], axis=1), np.concatenate([similarity[who], more], axis=1), k)

@@ -1,0 +1,97 @@
+"""Following CURRENT: a background thread opens each new snapshot and swaps it in between batches."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from solaris_udf.snapshot.counters import TierCounters
+from solaris_udf.snapshot.errors import SnapshotError
+from solaris_udf.snapshot.lookup import Lookup
+from solaris_udf.snapshot.publish import read_current
+from solaris_udf.snapshot.reader import Snapshot, Verify
+from solaris_udf.snapshot.storage import LocalStorage
+
+log = logging.getLogger("solaris.snapshot")
+
+
+class SnapshotFollower:
+    """Serves lookups from the live snapshot of a folder, whichever that is at the moment.
+
+    Each lookup runs wholly on one snapshot. A new one is opened and verified in the background and then swapped in; the
+    old one is unmapped when its last lookup ends. If the new one is bad, the old one goes on serving, `error` says why,
+    and the next poll tries again. Counters run on over swaps.
+    """
+
+    def __init__(self, root: str | Path, poll_seconds: float = 5.0, shards: Iterable[int] | None = None,
+                 verify: Verify = "manifest", on_swap: Callable[[Snapshot], None] | None = None) -> None:
+        """Opens the live snapshot and starts following. Raises SnapshotError if there is none that can be opened.
+
+        shards: as in Snapshot.open. on_swap: called in the background thread with each new snapshot before it serves, for
+        example to warm it up; if it raises, the new snapshot is not taken.
+        """
+        if poll_seconds <= 0:
+            raise SnapshotError(f"poll_seconds is {poll_seconds}, must be positive")
+        self._root, self._verify, self._on_swap = Path(root), verify, on_swap
+        self._shards = None if shards is None else tuple(shards)
+        self._poll_seconds = poll_seconds
+        self.counters = TierCounters()
+        self.swaps = 0
+        self.error: str | None = None
+        self._stop = threading.Event()
+        self._snapshot = self._open()
+        self._thread = threading.Thread(target=self._follow, name="snapshot-follower", daemon=True)
+        self._thread.start()
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The snapshot that serves now. Hold it to make several lookups on the same one."""
+        return self._snapshot
+
+    def lookup(self, user_ids: Any, item_ids: Any, at: Any = None, *, user_vectors: bool = True) -> Lookup:
+        """Snapshot.lookup on the snapshot that serves now."""
+        return self._snapshot.lookup(user_ids, item_ids, at, user_vectors=user_vectors)
+
+    def poll(self) -> bool:
+        """Looks at CURRENT once; swaps if it names another snapshot that can be opened. Returns whether it swapped.
+
+        The background thread does this every poll_seconds; it never raises.
+        """
+        try:
+            if read_current(LocalStorage(self._root)) == self._snapshot.snapshot_id:
+                self.error = None
+                return False
+            new = self._open()
+            if self._on_swap is not None:
+                self._on_swap(new)
+        except Exception as error:
+            message = str(error) if isinstance(error, SnapshotError) else f"{type(error).__name__}: {error}"
+            if message != self.error:
+                log.warning("still serving %s: %s", self._snapshot.snapshot_id, message)
+            self.error = message
+            return False
+        log.info("serving %s after %s", new.snapshot_id, self._snapshot.snapshot_id)
+        self._snapshot, self.error = new, None
+        self.swaps += 1
+        return True
+
+    def close(self) -> None:
+        """Stops following. Lookups go on working on the last snapshot."""
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def __enter__(self) -> "SnapshotFollower":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _open(self) -> Snapshot:
+        return Snapshot.open(self._root, self._shards, verify=self._verify, counters=self.counters)
+
+    def _follow(self) -> None:
+        while not self._stop.wait(self._poll_seconds):
+            self.poll()

@@ -1,0 +1,120 @@
+"""The tiers of the serving hierarchy: their codes and names, and the one function that decides which tier answers.
+
+The reader, the coverage audit and the training-row join all resolve through `resolve_tiers`, so what is measured is what
+is served.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+NONE, PAIR, USER_MEAN, NEIGHBOR_PAIR, NEIGHBOR_MEAN, COLD = range(6)
+TIER_NAMES = ("none", "pair", "user_mean", "neighbor_pair", "neighbor_mean", "cold")
+TIER_CODES = {name: code for code, name in enumerate(TIER_NAMES)}
+PAIR_TIERS = (PAIR, NEIGHBOR_PAIR)  # vectors of a (user, item) pair
+USER_TIERS = (USER_MEAN, NEIGHBOR_MEAN, COLD)  # vectors of a user, whatever the item
+NEIGHBOR_TIERS = (NEIGHBOR_PAIR, NEIGHBOR_MEAN)  # vectors of another user, judged by similarity
+
+MICROS_PER_SECOND = 1_000_000
+MICROS_PER_HOUR = 3_600_000_000
+
+Bools = npt.NDArray[np.bool_]
+Codes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+Micros = npt.NDArray[np.int64]
+
+
+def names_of(codes: npt.ArrayLike) -> list[str]:
+    """The tier names of codes [n]."""
+    return [TIER_NAMES[code] for code in np.asarray(codes, dtype=np.uint8).tolist()]
+
+
+@dataclass(frozen=True)
+class TierPolicy:
+    """Which tiers may answer, in which order, and how old or dissimilar a vector may be.
+
+    order: tier names, first choice first; a tier that is not named never answers. Ages are in microseconds: a vector is
+    served while 0 <= age < limit, so one of exactly the limit's age is not. A vector computed after the time of the
+    request is not served either.
+    """
+
+    order: tuple[str, ...]
+    ttl_micros: int
+    max_user_age_micros: int
+    min_similarity: float = 0.0
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.order if name not in TIER_NAMES[1:]]
+        if unknown:
+            raise ValueError(f"unknown tiers {unknown}; tiers: {', '.join(TIER_NAMES[1:])}")
+        if len(set(self.order)) != len(self.order):
+            raise ValueError(f"the tier order names one twice: {list(self.order)}")
+        if self.ttl_micros <= 0 or self.max_user_age_micros <= 0:
+            raise ValueError("the age limits of the tiers must be positive")
+        if not -1 <= self.min_similarity <= 1:
+            raise ValueError(f"min_similarity is {self.min_similarity}, must be in [-1, 1]")
+
+    @classmethod
+    def of_hours(cls, order: Iterable[str], ttl_hours: float, max_user_age_hours: float, min_similarity: float) -> "TierPolicy":
+        """From the [serving] section's figures."""
+        return cls(tuple(order), round(ttl_hours * MICROS_PER_HOUR), round(max_user_age_hours * MICROS_PER_HOUR), min_similarity)
+
+    @property
+    def codes(self) -> tuple[int, ...]:
+        return tuple(TIER_CODES[name] for name in self.order)
+
+    def before(self, name: str) -> "TierPolicy":
+        """The same policy with only the tiers that come before name."""
+        order = self.order[: self.order.index(name)] if name in self.order else self.order
+        return TierPolicy(order, self.ttl_micros, self.max_user_age_micros, self.min_similarity)
+
+    def limit_micros(self, code: int) -> int:
+        """The age at which a vector of this tier stops being served."""
+        return self.ttl_micros if code in PAIR_TIERS else self.max_user_age_micros
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What one tier could answer for n requests. Where present is False the other values mean nothing.
+
+    present bool [n]; computed_at int64 [n], microseconds since 1970 UTC; similarity float32 [n], None where it is 1.
+    """
+
+    present: Bools
+    computed_at: Micros
+    similarity: Floats | None = None
+
+
+def usable(policy: TierPolicy, code: int, candidates: Candidates, at: Micros) -> Bools:
+    """Which of the candidates of one tier may be served at the times at (int64 [n] microseconds). bool [n]."""
+    age = at - candidates.computed_at
+    answer: Bools = candidates.present & (age >= 0) & (age < policy.limit_micros(code))
+    if code in NEIGHBOR_TIERS and candidates.similarity is not None:
+        answer &= candidates.similarity >= np.float32(policy.min_similarity)
+    return answer
+
+
+def first_usable(codes: Iterable[int], answers: Mapping[int, Bools], count: int) -> Codes:
+    """The first of the codes whose answer (bool [count], see usable) is True at each place; NONE where none is. uint8."""
+    tier = np.zeros(count, dtype=np.uint8)
+    for code in codes:
+        if code in answers:
+            tier[answers[code] & (tier == NONE)] = code
+    return tier
+
+
+def resolve_tiers(policy: TierPolicy, candidates: Mapping[int, Candidates], at: Micros) -> Codes:
+    """The first tier in the policy's order whose candidate may be served at each time. uint8 [n]; NONE where none may.
+
+    candidates: by tier code, each of length n; a tier that is missing has nothing to offer. at: int64 [n] microseconds.
+    """
+    answers = {code: usable(policy, code, candidates[code], at) for code in policy.codes if code in candidates}
+    return first_usable(policy.codes, answers, len(at))
+
+
+def age_seconds(computed_at: Micros, at: Micros, served: Bools) -> npt.NDArray[np.int32]:
+    """Whole seconds from computed_at to at, -1 where nothing is served. int32 [n]."""
+    age = np.where(served, (at - computed_at) // MICROS_PER_SECOND, -1)
+    return np.minimum(age, np.iinfo(np.int32).max).astype(np.int32)

@@ -1,0 +1,86 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from jobs import aggregate_users
+from jobs.common.errors import RunFailed, UserError
+from solaris_udf.codec import decode, encode
+from tests.conftest import AS_OF, hours
+
+LARGEST, SMALLEST = 2**63 - 1, -(2**63)
+
+
+def pair(user, item, vector, **more):
+    return {"user_id": user, "item_id": item, "embedding": encode([vector])[0].as_py(), **more}
+
+
+@pytest.fixture
+def embeddings(fill):
+    """Five slices around the ends of the 24 h before AS_OF."""
+    fill("pair_embeddings", [pair(1, 1, [100, 100])], AS_OF - hours(24))  # exactly 24 h: too old
+    fill("pair_embeddings", [
+        pair(1, 1, [1, 0]), pair(1, 2, [0, 3], probability=0.25), pair(LARGEST, 7, [5, 5]),
+        pair(3, 7, [0, 0], embedding=np.array([np.inf, 0], "<f2").tobytes()), pair(4, 1, [8, 8], model_version="m0"),
+    ], AS_OF - hours(18))
+    fill("pair_embeddings", [
+        pair(1, 1, [3, 1], probability=None), pair(SMALLEST, -2, [2, -2]),
+        pair(SMALLEST, 9, [0, 0], embedding=encode([[127, 0]], "int8")[0].as_py(), codec="int8"),
+    ], AS_OF)
+    fill("pair_embeddings", [pair(1, 1, [50, 50])], AS_OF + hours(6))  # the future
+    return AS_OF
+
+
+def rows_of(tables, as_of=AS_OF):
+    rows = tables.read_slice("user_embeddings", as_of).orderBy("user_id").collect()
+    return {row.user_id: row for row in rows}
+
+
+def use_model(monkeypatch, version):
+    """A newest foundation model of that version, without building one."""
+    monkeypatch.setattr("jobs.common.versions.latest_model", lambda *_: "a folder")
+    monkeypatch.setattr("solaris_udf.foundation.contract.load_description", lambda _: SimpleNamespace(version=version))
+
+
+def test_means_of_the_latest_embedding_per_pair_of_the_window(make_run, tables, embeddings, monkeypatch, spark):
+    use_model(monkeypatch, "m1")
+    report = aggregate_users.run(*make_run("aggregate_users"))
+    rows = rows_of(tables)
+    found = {user: (decode([row.embedding])[0].tolist(), row.pair_count) for user, row in rows.items()}
+    assert found == {1: ([1.5, 2], 2), LARGEST: ([5, 5], 1), SMALLEST: ([64.5, -1], 2)}
+    assert rows[1].newest_at == AS_OF.replace(tzinfo=None) and rows[LARGEST].newest_at == (AS_OF - hours(18)).replace(tzinfo=None)
+    assert {(row.codec, row.model_version) for row in rows.values()} == {("float16", "m1")}
+    refused = tables.read("rejected_rows").collect()
+    assert [(row.source, row.reason) for row in refused] == [("aggregate_users", "the stored embedding has a NaN or an Inf")]
+    assert (report.rows_in, report.rows_out, report.rows_rejected) == (6, 3, 1)
+    assert report.metrics["pairs_per_user"] == pytest.approx(5 / 3)
+
+    # Other partitioning, then decay and weights, replace the slice: m1's pair (1, 1) is 0 h old, (1, 2) 18 h.
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", "5")
+    aggregate_users.run(*make_run("aggregate_users"))
+    spark.conf.set("spark.sql.shuffle.partitions", before)
+    assert {user: row.embedding for user, row in rows_of(tables).items()} == {user: row.embedding for user, row in rows.items()}
+    aggregate_users.run(*make_run("aggregate_users", AS_OF, "aggregate_users.half_life_hours=18",
+                                  "aggregate_users.weight_by_probability=true"))
+    weighted = (np.array([3, 1]) * 1 + np.array([0, 3]) * 0.5 * 0.25) / 1.125
+    assert decode([rows_of(tables)[1].embedding])[0] == pytest.approx(weighted, rel=1e-3)
+
+    # The share of refused rows is judged before anything is written.
+    with pytest.raises(RunFailed, match="1 of 6 rows were rejected"):
+        aggregate_users.run(*make_run("aggregate_users", AS_OF, "quality.min_rows_for_rate=1", "quality.max_reject_rate=0.1"))
+    assert len(rows_of(tables)) == 3
+
+    # A model without embeddings yet, and a window without any: an empty slice, and what was rejected before is cleared.
+    use_model(monkeypatch, "m9")
+    report = aggregate_users.run(*make_run("aggregate_users"))
+    assert (report.rows_in, report.rows_out) == (0, 0)
+    assert rows_of(tables) == {} and tables.read("rejected_rows").count() == 0
+
+
+def test_without_a_model_the_window_must_hold_one_version(make_run, tables, embeddings):
+    with pytest.raises(UserError, match="several model versions \\(m0, m1\\)"):
+        aggregate_users.run(*make_run("aggregate_users"))
+    report = aggregate_users.run(*make_run("aggregate_users", AS_OF, "serving.user_mean_hours=18"))  # AS_OF only
+    assert report.rows_out == 2 and set(rows_of(tables)) == {1, SMALLEST}
+    assert aggregate_users.run(*make_run("aggregate_users", AS_OF - hours(48))).rows_out == 0

@@ -1,0 +1,165 @@
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jobs.common import snapshots
+from jobs.common.clock import micros, slice_of
+from jobs.common.errors import RunFailed, UserError
+from jobs.export_snapshot import choose_shards, find_source, run, shard_rows
+from solaris_udf.codec import encode
+from solaris_udf.snapshot import Snapshot
+from solaris_udf.snapshot.hashing import hash_pairs, hash_users, shard_of
+from tests.conftest import AS_OF, hours
+
+LOW, HIGH = -(2**63), 2**63 - 1
+
+
+def packed(*values, codec="float16"):
+    return encode([values], codec)[0].as_py()
+
+
+def pair(user, item, *values, **more):
+    return {"user_id": user, "item_id": item, "embedding": packed(*values), **more}
+
+
+def mean(user, newest_at, *values):
+    return {"user_id": user, "embedding": packed(*values), "newest_at": newest_at}
+
+
+def near(user, *neighbors):
+    return {"user_id": user, "neighbors": list(neighbors), "embedding_at": AS_OF - hours(24)}
+
+
+def fill_world(fill):
+    """User 1 has pairs and a mean; 2 and 3 only neighbours; 5 an old mean; 6 one that has expired; LOW and HIGH extremes."""
+    fill("pair_embeddings", [
+        pair(1, 10, 1, 2), pair(LOW, HIGH, 3, 4), pair(HIGH, LOW, -5, 6), pair(1, 20, 9, 9, model_version="m0"),
+    ], AS_OF)
+    fill("pair_embeddings", [pair(1, 10, 7, 7), pair(1, 11, 0.5, 0.25), pair(HIGH, 11, 8, 8)], AS_OF - hours(6))
+    fill("pair_embeddings", [pair(1, 12, 6, 6)], AS_OF - hours(24))
+    fill("user_embeddings", [mean(1, AS_OF, 1, 1), mean(HIGH, AS_OF - hours(6), 2, 2)], AS_OF)
+    fill("user_embeddings", [
+        mean(1, AS_OF - hours(24), 9, 9), mean(5, AS_OF - hours(47), 5, 5), mean(6, AS_OF - hours(48), 6, 6),
+    ], AS_OF - hours(24))
+    fill("user_neighbors", [
+        near(2, (1, 0.9)), near(3, (9, 0.99), (HIGH, 0.75), (5, 0.5), (1, 0.25)), near(1, (HIGH, 0.8)), near(7, (9, 0.9)),
+        near(8, (5, -0.5)),
+    ], AS_OF - hours(24))
+
+
+@pytest.mark.spark
+def test_each_tier_of_an_export_answers_with_the_tables_vectors(spark, fill, make_run, root):
+    fill_world(fill)
+    folder = root / "snapshots"
+    at = micros(AS_OF + timedelta(seconds=600))
+    job, settings = make_run("export_snapshot", AS_OF, "export_snapshot.shards=3", 'export_snapshot.neighbors=2')
+    # Two model versions and no model to choose between them.
+    with pytest.raises(UserError, match=r"m0, m1"):
+        run(job, settings)
+    assert not folder.exists()
+    fill("pair_embeddings", [pair(1, 10, 1, 2), pair(LOW, HIGH, 3, 4), pair(HIGH, LOW, -5, 6)], AS_OF)
+
+    report = run(job, settings)
+    assert {name: report.metrics[name] for name in ("pairs", "users_own", "users_neighbor", "shards", "live")} == {
+        "pairs": 5, "users_own": 3, "users_neighbor": 2, "shards": 3, "live": 1}
+    snapshot = Snapshot.open(folder, verify="full")
+    keys = [
+        (1, 10, "pair", (1, 2), 600, 1.0, "user_mean", (1, 1)),  # the later of two vectors
+        (1, 11, "pair", (0.5, 0.25), 6 * 3600 + 600, 1.0, "user_mean", (1, 1)),
+        (1, 12, "user_mean", (1, 1), 600, 1.0, "user_mean", (1, 1)),  # exactly the TTL old: not exported
+        (LOW, HIGH, "pair", (3, 4), 600, 1.0, "none", (0, 0)),
+        (HIGH, LOW, "pair", (-5, 6), 600, 1.0, "user_mean", (2, 2)),
+        (HIGH, 99, "user_mean", (2, 2), 6 * 3600 + 600, 1.0, "user_mean", (2, 2)),
+        (2, 10, "neighbor_pair", (1, 2), 600, 0.9, "neighbor_mean", (1, 1)),
+        (2, 99, "neighbor_mean", (1, 1), 600, 0.9, "neighbor_mean", (1, 1)),
+        (3, 11, "neighbor_pair", (8, 8), 6 * 3600 + 600, 0.75, "neighbor_mean", (2, 2)),  # 9 has no mean: HIGH is best
+        (3, 10, "neighbor_mean", (2, 2), 6 * 3600 + 600, 0.75, "neighbor_mean", (2, 2)),  # 1 is its third: not kept
+        (5, 10, "user_mean", (5, 5), 47 * 3600 + 600, 1.0, "user_mean", (5, 5)),
+        (6, 10, "none", (0, 0), -1, 0.0, "none", (0, 0)),
+        (7, 10, "none", (0, 0), -1, 0.0, "none", (0, 0)),  # its only neighbour has no mean
+        (8, 10, "none", (0, 0), -1, 0.0, "none", (0, 0)),  # its only neighbour is less similar than min_similarity
+    ]
+    answer = snapshot.lookup([key[0] for key in keys], [key[1] for key in keys], at)
+    assert answer.tier_names == [key[2] for key in keys]
+    np.testing.assert_array_equal(answer.embedding, np.array([key[3] for key in keys], np.float32))
+    assert answer.age_seconds.tolist() == [key[4] for key in keys]
+    np.testing.assert_array_equal(answer.similarity, np.array([key[5] for key in keys], np.float32))
+    assert [snapshots.inspect(folder)["snapshot_id"]] == [snapshot.snapshot_id]
+    np.testing.assert_array_equal(answer.user_embedding, np.array([key[7] for key in keys], np.float32))
+
+    row = job.tables.read("snapshots").collect()[0]
+    assert (row.snapshot_id, row.live_from, row.status, row.pairs, row.users_own, row.users_neighbor) == (
+        snapshot.snapshot_id, (AS_OF + hours(1 / 6)).replace(tzinfo=None), "live", 5, 3, 2)
+
+    # The same slice again, from other partitions: the same bytes, so the same id and no second folder.
+    before = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.arrow")}
+    try:
+        for partitions in ("1", "4"):
+            spark.conf.set("spark.sql.shuffle.partitions", partitions)
+            run(job, settings)
+            assert [info.snapshot_id for info in snapshots.list_all(folder)] == [snapshot.snapshot_id]
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", "2")
+    assert {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.arrow")} == before
+    assert sorted(path.name for path in folder.iterdir()) == sorted([".publish.lock", "CURRENT", snapshot.snapshot_id])
+
+    # A later slice with fewer pairs is refused; with the limit lifted it goes live; the older one can't take it back.
+    later = AS_OF + hours(18)
+    poor, poor_settings = make_run("export_snapshot", later)
+    with pytest.raises(RunFailed, match=r"2 pairs? after 5|3 pairs after 5|min_pairs_ratio"):
+        fill("pair_embeddings", [], AS_OF)
+        run(poor, poor_settings)
+    assert (folder / "CURRENT").read_text() == snapshot.snapshot_id + "\n"
+    fill("pair_embeddings", [pair(1, 10, 1, 2), pair(LOW, HIGH, 3, 4), pair(HIGH, LOW, -5, 6)], AS_OF)
+    run(poor, poor_settings)
+    newer = (folder / "CURRENT").read_text().strip()
+    assert newer.startswith(slice_of(later))
+    assert run(job, settings).metrics["live"] == 0
+    assert (folder / "CURRENT").read_text().strip() == newer
+    # A vector of another length, or one that is not finite, stops the export.
+    fill("pair_embeddings", [
+        {"user_id": 1, "item_id": 1, "embedding": packed(1, 2, 3)},
+        {"user_id": 1, "item_id": 2, "embedding": np.array([np.nan, 1], "<f2").tobytes()},
+    ], later)
+    with pytest.raises(RunFailed, match="dimensions"):
+        run(poor, poor_settings)
+    assert (folder / "CURRENT").read_text().strip() == newer
+    assert not [path for path in folder.iterdir() if path.name.startswith(".staging")]
+
+
+@pytest.mark.spark
+def test_spark_and_numpy_agree_on_hash_shard_and_order(spark):
+    rng = np.random.default_rng(3)
+    users = np.concatenate([[LOW, HIGH, 0, -1, 1, 2**53 + 1], rng.integers(LOW, HIGH, 500)]).astype(np.int64)
+    items = np.concatenate([[HIGH, LOW, 0, -1, 2, -(2**53) - 1], rng.integers(LOW, HIGH, 500)]).astype(np.int64)
+    pairs = spark.createDataFrame(list(zip(users.tolist(), items.tolist(), strict=True)), "user_id BIGINT, item_id BIGINT")
+    pairs = pairs.selectExpr("*", "X'0000' AS embedding", "'float16' AS codec", "timestamp_micros(7) AS as_of")
+    no_users = spark.createDataFrame([], "user_id BIGINT, embedding BINARY, codec STRING, computed_at BIGINT, tier TINYINT, "
+                                         "source_user BIGINT, similarity FLOAT, "
+                                         "neighbors ARRAY<STRUCT<user_id: BIGINT, similarity: FLOAT>>")
+    rows = shard_rows(pairs, no_users, 5).toArrow()
+    found = list(zip(*(rows.column(name).to_pylist() for name in ("shard", "user_id", "item_id")), strict=True))
+    hashes = hash_pairs(hash_users(users), items)
+    shard = shard_of(hash_users(users), 5)
+    order = np.lexsort((items, users, hashes, shard))
+    assert found == list(zip(shard[order].tolist(), users[order].tolist(), items[order].tolist(), strict=True))
+    assert set(rows.column("computed_at").to_pylist()) == {7}
+
+
+@pytest.mark.spark
+def test_nothing_to_export_is_the_users_to_fix(make_run):
+    job, _ = make_run("export_snapshot")
+    with pytest.raises(UserError, match="nothing to export"):
+        find_source(job)
+
+
+@pytest.mark.parametrize(("rows", "setting", "shards"), [
+    (0, 0, 2), (1_999_999, 0, 2), (2_000_001, 0, 3), (5_000_000, 0, 5), (10**12, 0, 4096), (0, 7, 7)])
+def test_shards_follow_the_rows_within_bounds(rows, setting, shards):
+    assert choose_shards(rows, setting) == shards
+
+
+def test_the_path_is_a_local_one():
+    assert isinstance(Path("snapshots"), Path)

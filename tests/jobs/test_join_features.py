@@ -1,0 +1,151 @@
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from pyspark.sql import functions as F
+
+from jobs import join_features
+from jobs.common.clock import micros, slice_of, ts
+from jobs.common.errors import UserError
+from jobs.common.live_snapshots import Period, live_periods, period_index
+from solaris_udf.codec import decode
+from tests.conftest import AS_OF, hours, log_row
+from tests.jobs.snapshots import Pair, User, snapshot_row, vector, write_snapshot
+
+NOON, SIX, TEN_MINUTES = AS_OF - hours(12), AS_OF - hours(6), timedelta(minutes=10)
+FIRST = {(1, 10): vector(1, 0), 1: vector(0, 1)}
+SECOND = {(1, 10): vector(2, 0), (1, 11): vector(0, 2), 1: vector(3, 3)}
+
+
+@pytest.fixture
+def snapshots(root, fill):
+    """One live from 12:10, one from 18:10, and one of the run's own slice, whose pair nobody may see yet."""
+    ids = []
+    for as_of, pairs, mean in (
+        (NOON, [Pair(1, 10, NOON, FIRST[1, 10])], FIRST[1]),
+        (SIX, [Pair(1, 10, SIX, SECOND[1, 10]), Pair(1, 11, SIX, SECOND[1, 11])], SECOND[1]),
+        (AS_OF, [Pair(1, 10, AS_OF, vector(9)), Pair(1, 12, AS_OF, vector(9))], vector(9)),
+    ):
+        users = [User(1, as_of, mean), User(2, as_of, mean, source=1, similarity=0.75, neighbors=[(1, 0.75)])]
+        name = write_snapshot(root, as_of, pairs, users, ttl_hours=8)
+        fill("snapshots", [snapshot_row(name, as_of + TEN_MINUTES)], as_of)
+        ids.append(name)
+    return ids
+
+
+def test_each_row_gets_what_the_snapshot_of_its_time_would_have_served(root, make_run, fill, tables, spark, snapshots):
+    at = {
+        "before the switch": (1, 10, SIX + timedelta(minutes=9, seconds=59), True),
+        "at the switch": (1, 10, SIX + TEN_MINUTES, True),
+        "not yet computed": (1, 11, SIX + timedelta(minutes=5), True),
+        "computed": (1, 11, SIX + hours(2), False),
+        "computed later only": (1, 12, AS_OF - timedelta(seconds=1), True),
+        "expired": (1, 10, SIX, True),
+        "neighbour's pair": (2, 11, SIX + hours(1), True),
+        "neighbour's mean": (2, 12, SIX + hours(1), True),
+        "stranger": (2**62, 10, SIX + hours(1), True),
+    }
+    kept = {"rating": 4.0, "conversion": 0.0}
+    rows = [log_row(user, item, when, request_id=name, shown=shown, position=3, labels=kept)
+            for name, (user, item, when, shown) in at.items()]
+    rows[5] = log_row(1, 10, SIX, request_id="expired", clicked=True)
+    late_row = log_row(1, 10, AS_OF - hours(1), request_id="late", arrived_at=AS_OF + hours(1))
+    fill("ranking_log", [*rows, log_row(1, 10, SIX - timedelta(seconds=1), request_id="earlier")], AS_OF)
+    fill("ranking_log", [late_row, log_row(1, 10, AS_OF, request_id="future")], AS_OF + hours(6))
+
+    def event(name, label, value, occurred, arrived):
+        return {"request_id": name, "item_id": at[name][1], "label": label, "value": value, "occurred_at": occurred,
+                "arrived_at": arrived}
+
+    fill("label_events", [
+        event("at the switch", "conversion", 1.0, AS_OF - hours(2), AS_OF - hours(1)),
+        event("at the switch", "revenue", 2.0, AS_OF - hours(3), AS_OF),
+        event("at the switch", "revenue", 7.0, AS_OF - hours(2), AS_OF),
+    ], AS_OF)
+    fill("label_events", [event("stranger", "conversion", 1.0, AS_OF - hours(1), AS_OF + hours(1))], AS_OF + hours(6))
+
+    run, settings = make_run("join_features", AS_OF)
+    report = join_features.run(run, settings)
+    found = {row.request_id: row for row in tables.read_slice("training_rows", AS_OF).collect()}
+    assert set(found) == set(at) and (report.rows_in, report.rows_out) == (9, 9)
+    assert report.metrics == {"snapshots": 2}
+
+    noon, six, _ = snapshots
+    hour = 3600
+    expected = {  # snapshot, tier, vector, age, similarity, user tier, user vector, user age, user similarity
+        "before the switch": (noon, "pair", FIRST[1, 10], 6 * hour + 599, 1, "user_mean", FIRST[1], 6 * hour + 599, 1),
+        "at the switch": (six, "pair", SECOND[1, 10], 600, 1, "user_mean", SECOND[1], 600, 1),
+        "not yet computed": (noon, "user_mean", FIRST[1], 6 * hour + 300, 1, "user_mean", FIRST[1], 6 * hour + 300, 1),
+        "computed": (six, "pair", SECOND[1, 11], 2 * hour, 1, "user_mean", SECOND[1], 2 * hour, 1),
+        "computed later only": (six, "user_mean", SECOND[1], 6 * hour - 1, 1, "user_mean", SECOND[1], 6 * hour - 1, 1),
+        "expired": (noon, "pair", FIRST[1, 10], 6 * hour, 1, "user_mean", FIRST[1], 6 * hour, 1),
+        "neighbour's pair": (six, "neighbor_pair", SECOND[1, 11], hour, 0.75, "neighbor_mean", SECOND[1], hour, 0.75),
+        "neighbour's mean": (six, "neighbor_mean", SECOND[1], hour, 0.75, "neighbor_mean", SECOND[1], hour, 0.75),
+        "stranger": (six, "none", None, -1, 0, "none", None, -1, 0),
+    }
+
+    def vector_of(packed):
+        return None if packed is None else decode([bytes(packed)])[0].tolist()
+
+    for name, row in found.items():
+        assert (row.snapshot_id, row.tier, vector_of(row.embedding), row.age_seconds, row.similarity, row.user_tier,
+                vector_of(row.user_embedding), row.user_age_seconds, row.user_similarity) == expected[name], name
+        assert row.model_version == "m1"
+    assert found["at the switch"].labels == {"rating": 4.0, "conversion": 1.0, "revenue": 7.0}
+    assert found["stranger"].labels == kept and found["expired"].labels is None
+    assert (found["expired"].clicked, found["computed"].shown, found["computed"].position) == (True, False, 3)
+
+    # The same rows however they are cut, and when the slice is joined again.
+    first = sorted(tables.read_slice("training_rows", AS_OF).drop("run_id").collect(), key=lambda row: row.request_id)
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    for partitions in ("1", "4"):
+        spark.conf.set("spark.sql.shuffle.partitions", partitions)
+        join_features.run(*make_run("join_features", AS_OF))
+        again = tables.read_slice("training_rows", AS_OF).drop("run_id").collect()
+        assert sorted(again, key=lambda row: row.request_id) == first
+    spark.conf.set("spark.sql.shuffle.partitions", before)
+
+
+def test_without_a_snapshot_rows_are_joined_with_nothing(make_run, fill, tables):
+    fill("ranking_log", [log_row(1, 10, AS_OF - hours(1))], AS_OF)
+    join_features.run(*make_run("join_features", AS_OF))
+    row = tables.read("training_rows").collect()[0]
+    assert (row.snapshot_id, row.model_version, row.tier, row.embedding) == (None, None, "none", None)
+    assert (row.age_seconds, row.similarity, row.user_age_seconds) == (-1, 0.0, -1)
+    assert (row.user_tier, row.user_embedding, row.labels) == ("none", None, None)
+    empty = join_features.run(*make_run("join_features", AS_OF + hours(6)))
+    assert (empty.rows_in, empty.rows_out) == (0, 0)
+
+
+def test_a_snapshot_whose_files_are_gone_is_named(make_run, fill):
+    fill("ranking_log", [log_row(1, 10, AS_OF - hours(1))], AS_OF)
+    fill("snapshots", [snapshot_row("lost", AS_OF - hours(6))], AS_OF - hours(6))
+    with pytest.raises(UserError, match="snapshot lost, live from 2026-01-02T18:00:00"):
+        join_features.run(*make_run("join_features", AS_OF))
+
+
+def test_periods_are_those_that_cover_the_window(fill, tables):
+    for name, back in (("a", 30), ("b", 12), ("c", 6), ("d", 3)):
+        fill("snapshots", [snapshot_row(name, AS_OF - hours(back - 1))], AS_OF - hours(back))
+    fill("snapshots", [snapshot_row("e", AS_OF - hours(2))], AS_OF - hours(2.5))  # same moment as d, a later slice
+    fill("snapshots", [snapshot_row("f", AS_OF)], AS_OF)
+
+    def names(start, end, as_of=AS_OF):
+        return [period.snapshot_id for period in live_periods(tables, start, end, as_of)]
+
+    assert names(AS_OF - hours(6), AS_OF) == ["b", "c", "e"]
+    assert names(AS_OF - hours(5), AS_OF) == ["c", "e"]
+    assert names(AS_OF - hours(40), AS_OF - hours(11)) == ["a"]
+    assert names(AS_OF - hours(60), AS_OF - hours(50)) == []
+    assert names(AS_OF - hours(6), AS_OF, AS_OF - hours(4)) == ["b", "c"]
+
+
+def test_the_period_of_a_time_is_the_last_that_began(spark):
+    starts = np.sort(np.random.default_rng(0).choice(1000, 37, replace=False))
+    periods = [Period(micros(AS_OF) + int(start), str(start), "m1") for start in starts]
+    moments = spark.range(-5, 1005)
+    at = F.timestamp_micros(F.lit(micros(AS_OF)) + F.col("id"))
+    found = {row.id: row.place for row in moments.select("id", period_index(periods, at).alias("place")).collect()}
+    assert found == {moment: int(np.searchsorted(starts, moment, side="right")) - 1 for moment in range(-5, 1005)}
+    nothing = moments.limit(1).select(period_index([], ts(AS_OF)).alias("place")).collect()
+    assert nothing[0].place == -1 and slice_of(AS_OF) == "20260103T000000Z"

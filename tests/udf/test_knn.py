@@ -1,0 +1,209 @@
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from solaris_udf import knn_search
+from solaris_udf.knn import top_k, unit_vectors
+from solaris_udf.knn_cells import CellIndex, nearest_cells
+from solaris_udf.knn_plan import choose_probes, group_cells, plan, train_centroids
+
+INT64 = np.iinfo(np.int64)
+
+
+def brute_force(queries, base, base_ids, k, query_ids=None):
+    """[(-similarity, id), ...] of each query: plain Python over every pair, ties by id."""
+    product = np.clip((queries.astype(np.float64) @ base.astype(np.float64).T).astype(np.float32), -1, 1)
+    lists = []
+    for row, similarities in enumerate(product):
+        own = None if query_ids is None else query_ids[row]
+        lists.append(sorted((-float(value), int(id_)) for value, id_ in zip(similarities, base_ids, strict=True) if id_ != own)[:k])
+    return lists
+
+
+def as_lists(hits):
+    return [
+        [(-float(value), int(id_)) for value, id_ in zip(hits.similarity[row][:count], hits.ids[row][:count], strict=True)]
+        for row, count in enumerate(hits.counts)
+    ]
+
+
+@st.composite
+def users(draw, max_users=60):
+    """Vectors on a coarse lattice, so that copies and ties are common, with ids over all of int64."""
+    count, dim = draw(st.integers(1, max_users)), draw(st.integers(1, 5))
+    seed = draw(st.integers(0, 2**32 - 1))
+    generator = np.random.default_rng(seed)
+    spread = draw(st.sampled_from([1, 2, 100]))
+    vectors = generator.integers(-spread, spread + 1, (count, dim)).astype(np.float32)
+    vectors[~vectors.any(axis=1), 0] = 1
+    ids = np.array(draw(st.lists(st.integers(int(INT64.min), int(INT64.max)), min_size=count, max_size=count, unique=True)))
+    return unit_vectors(vectors)[0], ids.astype(np.int64)
+
+
+@settings(max_examples=60, deadline=None)
+@given(users(), st.integers(1, 12))
+def test_top_k_is_brute_force_to_the_tie(drawn, k):
+    vectors, ids = drawn
+    assert as_lists(top_k(vectors, vectors, ids, k, ids)) == brute_force(vectors, vectors, ids, k, ids)
+    assert as_lists(top_k(vectors, vectors, ids, k)) == brute_force(vectors, vectors, ids, k)
+
+
+@settings(max_examples=30, deadline=None)
+@given(users(), st.integers(1, 6), st.integers(1, 8), st.randoms())
+def test_searching_every_cell_in_any_grouping_is_exact(drawn, k, group_rows, random):
+    """The stages as Spark runs them: assigned, routed, sorted by group, searched, merged, with all cells probed."""
+    vectors, ids = drawn
+    centroids = train_centroids(vectors, 4, seed=1)
+    units = _batch(vectors, ids)
+    assigned = list(knn_search.assign_cells(iter(_cut(units, random)), centroids))
+    cells = np.concatenate([batch.column("cell").to_numpy() for batch in assigned]).astype(np.int64)
+    groups = group_cells(np.bincount(cells, minlength=len(centroids)), centroids, group_rows, seed=1)
+    routed = pa.Table.from_batches(knn_search.route(iter(assigned), centroids, groups, probes=len(centroids)))
+    base = routed.filter(pa.compute.invert(routed.column("is_query")))
+    assert sorted(base.column("user_id").to_pylist()) == sorted(ids.tolist())  # everybody stands in exactly one group
+    ordered = routed.sort_by([("group", "ascending"), ("is_query", "ascending"), ("user_id", "ascending")])
+    found: dict[int, list[tuple[float, int]]] = {int(id_): [] for id_ in ids}
+    for batch in knn_search.search_groups(iter(_cut(ordered.combine_chunks().to_batches()[0], random)), k):
+        for row in batch.to_pylist():
+            found[row["user_id"]] += [(-hit["similarity"], hit["user_id"]) for hit in row["neighbors"]]
+    assert [sorted(found[int(id_)])[:k] for id_ in ids] == brute_force(vectors, vectors, ids, k, ids)
+
+
+def _batch(vectors, ids):
+    count = len(ids)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(ids), pa.array(np.zeros(count, np.int64)), knn_search.to_binary(vectors), pa.array(np.zeros(count, bool))],
+        names=["user_id", "embedding_micros", "vector", "zero"],
+    )
+
+
+def _cut(batch, random):
+    """The batch in up to three pieces, an empty one among them."""
+    first, second = sorted(random.randint(0, batch.num_rows) for _ in range(2))
+    return [batch.slice(0, first), batch.slice(first, second - first), batch.slice(second)]
+
+
+def _clustered(count, dim, centres, seed):
+    generator = np.random.default_rng(seed)
+    middle = generator.normal(size=(centres, dim))
+    return unit_vectors(middle[generator.integers(0, centres, count)] + 0.4 * generator.normal(size=(count, dim)))[0]
+
+
+def test_answers_do_not_depend_on_the_batch_or_the_number_of_threads():
+    import faiss
+
+    vectors, ids = _clustered(3000, 32, 20, seed=3), np.arange(3000, dtype=np.int64)
+    whole = top_k(vectors, vectors, ids, 10, ids)
+    before = faiss.omp_get_max_threads()
+    try:
+        for threads, size in ((1, 7), (2, 1000)):
+            faiss.omp_set_num_threads(threads)
+            for start in (0, 14, 1000):
+                part = slice(start, start + size)
+                again = top_k(vectors[part], vectors, ids, 10, ids[part])
+                assert np.array_equal(again.ids, whole.ids[part])
+                assert np.array_equal(again.similarity, whole.similarity[part])
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
+def test_ten_thousand_equal_vectors_find_the_lowest_ids():
+    vectors = np.repeat(unit_vectors([[0.3, -0.2, 0.9]])[0], 10_000, axis=0)
+    ids = np.arange(10_000, dtype=np.int64) * 3
+    hits = top_k(vectors[:5], vectors, ids, 3, ids[:5])
+    assert hits.ids.tolist() == [[3, 6, 9], [0, 6, 9], [0, 3, 9], [0, 3, 6], [0, 3, 6]]
+    assert hits.similarity == pytest.approx(1.0, abs=1e-7)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 6])
+def test_fewer_others_than_k_gives_those_there_are(count):
+    vectors, ids = _clustered(6, 4, 2, seed=0)[:count], np.arange(6, dtype=np.int64)[:count]
+    hits = top_k(vectors.reshape(-1, 4), vectors.reshape(-1, 4), ids, 5, ids)
+    assert hits.counts.tolist() == [min(5, count - 1)] * count
+    assert as_lists(hits) == brute_force(vectors.reshape(-1, 4), vectors.reshape(-1, 4), ids, 5, ids)
+
+
+def test_unit_vectors_of_any_size_and_what_is_not_a_direction():
+    rows = np.array([[3, 4], [3e38, 4e37], [3e-40, 4e-40], [0, 0], [np.nan, 1], [1, np.inf], [-0.0, 0.0]], dtype=np.float64)
+    units, finite, zero = unit_vectors(rows)
+    assert units[0] == pytest.approx([0.6, 0.8])
+    assert np.linalg.norm(units[1:3], axis=1) == pytest.approx([1, 1], abs=1e-7)
+    assert units[2] == pytest.approx([0.6, 0.8])
+    assert finite.tolist() == [True, True, True, True, False, False, True]
+    assert zero.tolist() == [False, False, False, True, False, False, True]
+    assert not units[3:].any()
+    assert np.array_equal(np.rint(units * 2.0**26) / 2.0**26, units)
+
+
+def test_the_plan_is_a_pure_function_with_bounds():
+    assert plan(0, 64, 20_000).exact and plan(20_000, 64, 20_000).exact and not plan(20_001, 64, 20_000).exact
+    assert not plan(20_000, 4096, 20_000).exact  # 328 MB would travel to every worker
+    assert (plan(10_000, 64, 0).cells, plan(1_000_000, 64, 0).cells, plan(10**12, 64, 0).cells) == (100, 1000, 16_384)
+    for dim in (1, 64, 1024, 16_384):
+        for n in (1, 39, 40_000, 10**6, 10**9):
+            rule = plan(n, dim, 0)
+            assert 1 <= rule.cells <= n and rule.train_rows <= n
+            assert rule.train_rows * dim * 4 <= max(64 << 20, rule.cells * dim * 4)
+            assert rule.group_rows * dim * 4 <= 16 << 20 or rule.group_rows == 1
+
+
+def test_centroids_of_fewer_points_than_cells_are_the_points():
+    points = unit_vectors(np.array([[1, 0], [0, 1], [1, 0]], dtype=np.float32))[0]
+    assert train_centroids(points, 50, seed=1).tolist() == [[0, 1], [1, 0]]
+    assert train_centroids(np.zeros((0, 2), np.float32), 50, seed=1).shape == (0, 2)
+    many = _clustered(500, 8, 10, seed=5)
+    assert np.array_equal(train_centroids(many, 20, seed=1), train_centroids(many, 20, seed=1))
+    assert len(train_centroids(many, 20, seed=1)) == 20
+
+
+def test_groups_are_bounded_and_a_giant_cell_is_spread():
+    centroids = _clustered(6, 4, 6, seed=2)
+    sizes = np.array([10, 250, 40, 0, 60, 30])
+    groups = group_cells(sizes, centroids, group_rows=100, seed=1)
+    assert groups.parts.tolist() == [1, 3, 1, 1, 1, 1]
+    cells = np.repeat(np.arange(6), sizes)
+    group = groups.of(cells, np.arange(len(cells), dtype=np.int64) - 200)
+    giant = np.unique(group[cells == 1])
+    assert len(giant) == 3 and not set(giant) & set(group[cells != 1])
+    loads = np.bincount(group, minlength=groups.count)
+    assert loads[np.setdiff1d(np.arange(groups.count), giant)].max() <= 100
+    assert loads[giant].max() <= 120 and loads.sum() == 390 and groups.count == len(loads)
+
+
+def test_probes_reach_the_recall_they_promise():
+    vectors, ids = _clustered(4000, 16, 40, seed=7), np.arange(4000, dtype=np.int64)
+    centroids = train_centroids(vectors, 63, seed=1)
+    cells = nearest_cells(vectors, centroids, 1)[:, 0]
+    truth = top_k(vectors, vectors, ids, 10, ids)
+    sample = np.arange(0, 4000, 8)
+    owner = np.repeat(np.arange(len(sample)), 10)
+    probing = choose_probes(vectors[sample], centroids, owner, cells[truth.ids[sample].ravel()], 0.95)
+    index = CellIndex(ids, vectors, cells)
+    probed = nearest_cells(vectors, centroids, probing.probes)
+    hits = index.search(vectors, ids, pa.array(probed.tolist(), pa.list_(pa.int32())), 10)
+    recalls = np.array([len(set(a) & set(b)) / 10 for a, b in zip(hits.ids.tolist(), truth.ids.tolist(), strict=True)])
+    assert recalls.mean() >= 0.95
+    assert recalls[sample].mean() == pytest.approx(probing.recall)  # what was measured is what the search gives
+    assert 1 < probing.probes < len(centroids)
+    assert choose_probes(vectors[sample], centroids, owner, cells[truth.ids[sample].ravel()], 1.0).recall == 1.0
+
+
+@pytest.mark.parametrize("order", ["import faiss, torch", "import torch, faiss"])
+def test_faiss_and_torch_live_in_one_process_in_either_order(order):
+    program = f"""
+{order}
+import numpy as np
+x = np.eye(300, 16, dtype=np.float32) + 1
+for _ in range(3):
+    torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64)).sum()
+    faiss.knn(x, x, 3, metric=faiss.METRIC_INNER_PRODUCT)
+    faiss.Kmeans(16, 4, niter=2, seed=1).train(x)
+print("done")
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stdout.strip().endswith("done")) == (0, True), result.stderr
