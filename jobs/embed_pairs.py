@@ -42,7 +42,7 @@ class Settings(Section):
     codec: Literal["float16", "int8"] = Field("float16", description="How embeddings are stored")
     batch_tokens: int = Field(65_536, ge=1, description="History events that one batch of users or pairs may hold")
     batch_pairs: int = Field(8_192, ge=1, description="Pairs that one batch may hold")
-    chunk_pairs: int = Field(1_000_000, ge=1, description="Pairs after which progress is saved: a kill loses at most these")
+    chunk_pairs: int = Field(1_000_000, ge=1, description="Progress is saved after so many pairs: what a kill can lose")
     task_pairs: int = Field(50_000, ge=1, description="About how many pairs one Spark task embeds")
     row_pairs: int = Field(20_000, ge=1, description="Users with more pairs than this are split into several rows")
     gpus: float = Field(0.0, ge=0, description="GPUs a task, asked for by this stage only; 0: none, CPU inference")
@@ -117,8 +117,8 @@ def _model(run: Run, settings: Settings) -> tuple[Path, Description, list[str]]:
 def _fingerprint(run: Run, settings: Settings, description: Description, histories: DataFrame, items: Path) -> str:
     """Names everything that decides an embedding of this slice.
 
-    Stored work counts only under the same name: when histories or items were rewritten since, it is stale. The runs that
-    wrote the histories stand for their content.
+    Stored work counts only under the same name: when histories or items were rewritten since, it is stale. The runs
+    that wrote the histories stand for their content.
     """
     runs = histories.select("slice", "run_id").distinct().orderBy("slice", "run_id").collect()
     content = [description.version, settings.codec, sha256_of(items), *(f"{row.slice} {row.run_id}" for row in runs)]
@@ -222,8 +222,8 @@ def _publish(
         assert counts is not None
         if counts.rows != pairs or counts.embedded + counts.rejected != pairs:
             raise RunFailed(
-                f"embed_pairs {run.slice}: {pairs} pairs in, but {counts.embedded} embedded and {counts.rejected} rejected; "
-                f"nothing was published; run it again, and remove {staging.folder} if that fails too"
+                f"embed_pairs {run.slice}: {pairs} pairs in, but {counts.embedded} embedded and {counts.rejected} "
+                f"rejected; nothing was published; run it again, and remove {staging.folder} if that fails too"
             )
         run.check_reject_rate(counts.rejected, pairs)
         rejected = run.reject(rejections(results.where(F.col("embedding").isNull())))

@@ -45,7 +45,7 @@ class Settings(Section):
     max_rows: int = Field(200_000, ge=1, description="About how many rows at most are sampled and held on the driver")
     min_rows: int = Field(200, ge=2, description="Fewer rows than this to train or to evaluate on are an error")
     epochs: int = Field(4, ge=1, description="Most epochs; the one that is best on the latest training rows is kept")
-    batch: int = Field(1024, ge=1, description="Rows a training step")
+    batch: int = Field(512, ge=1, description="Rows a training step")
     counter_hours: float = Field(72.0, gt=0, description="The items' counters look back this long")
     replicates: int = Field(1000, ge=10, description="Bootstrap draws")
 

@@ -9,6 +9,7 @@ never moves CURRENT back.
 """
 
 import logging
+import time
 import uuid
 from dataclasses import dataclass
 from datetime import timedelta
@@ -58,9 +59,9 @@ class Settings(Section):
     shards: int = Field(0, ge=0, le=MAX_SHARDS, description="Shards; 0: by the number of rows, a million a shard")
     codec: Literal["float16", "int8"] = Field("float16", description="How the snapshot stores vectors")
     neighbors: int = Field(3, ge=1, le=255, description="Neighbours kept for each user, tried in order of similarity")
-    min_pairs_ratio: float = Field(0.5, ge=0, description="Refuse fewer pairs than this part of the previous snapshot's")
-    min_users_ratio: float = Field(0.5, ge=0, description="Refuse fewer users than this part of the previous snapshot's")
-    max_norm_drift: float = Field(0.5, ge=0, description="Refuse if the mean norm of the vectors changed by more than this")
+    min_pairs_ratio: float = Field(0.5, ge=0, description="Refuse fewer pairs than this part of the previous'")
+    min_users_ratio: float = Field(0.5, ge=0, description="Refuse fewer users than this part of the previous'")
+    max_norm_drift: float = Field(0.5, ge=0, description="Refuse a larger relative change of the mean norm")
     sample: int = Field(200, ge=0, description="Pairs looked up and compared with the table, about that many")
 
 
@@ -78,7 +79,7 @@ def choose_shards(rows: int, setting: int) -> int:
 
 
 def fresh_user_means(run: Run, version: str) -> DataFrame:
-    """Each user's latest own mean that is younger than serving.max_user_age_hours; its age is that of its newest pair."""
+    """Each user's latest own mean younger than serving.max_user_age_hours; its age is that of its newest pair."""
     start = run.as_of - timedelta(hours=run.config.serving.max_user_age_hours)
     rows = run.tables.read("user_embeddings").where(
         (F.col("slice") > slice_of(start)) & (F.col("slice") <= run.slice) & (F.col("model_version") == version)
@@ -91,11 +92,10 @@ def fresh_user_means(run: Run, version: str) -> DataFrame:
 def neighbor_lists(run: Run, version: str, means: DataFrame, count: int) -> DataFrame:
     """The best neighbours of each user that have an own mean (user_id, neighbors), most similar first, ties by id."""
     rows = run.tables.read("user_neighbors").where((F.col("slice") <= run.slice) & (F.col("model_version") == version))
-    latest = rows.agg(F.max("slice").alias("slice")).first()["slice"]  # type: ignore[index]
     candidates = (
-        rows.where(F.col("slice") == latest)
+        rows.join(F.broadcast(rows.agg(F.max("slice").alias("slice"))), "slice", "left_semi")
         .select("user_id", F.explode("neighbors").alias("neighbor"))
-        .select("user_id", F.col("neighbor.user_id").alias("neighbor_id"), F.col("neighbor.similarity").alias("similarity"))
+        .select("user_id", F.col("neighbor.user_id").alias("neighbor_id"), "neighbor.similarity")
         .where((F.col("similarity") >= run.config.serving.min_similarity) & ~F.isnan("similarity")
                & (F.col("neighbor_id") != F.col("user_id")))
         .join(means.select(F.col("user_id").alias("neighbor_id")), "neighbor_id", "left_semi")
@@ -138,15 +138,16 @@ def shard_rows(pairs: DataFrame, users: DataFrame, shards: int) -> DataFrame:
     shard = (user_hash.bitwiseAND(F.lit(0xFFFFFFFF)) % F.lit(shards)).cast("int").alias("shard")
     nothing = F.lit(None)
     pair_rows = pairs.select(
-        shard, F.lit(0).cast("tinyint").alias("kind"), F.xxhash64("user_id", "item_id").alias("hash"), "user_id", "item_id",
-        "embedding", "codec", F.unix_micros("as_of").alias("computed_at"), nothing.cast("tinyint").alias("tier"),
+        shard, F.lit(0).cast("tinyint").alias("kind"), F.xxhash64("user_id", "item_id").alias("hash"), "user_id",
+        "item_id", "embedding", "codec",
+        F.unix_micros("as_of").alias("computed_at"), nothing.cast("tinyint").alias("tier"),
         nothing.cast("bigint").alias("source_user"), nothing.cast("float").alias("similarity"),
         nothing.cast("array<struct<user_id: bigint, similarity: float>>").alias("neighbors"),
     )
     user_rows = users.select(
         shard, F.lit(1).cast("tinyint").alias("kind"), user_hash.alias("hash"), "user_id",
-        F.lit(0).cast("bigint").alias("item_id"), "embedding", "codec", "computed_at", "tier", "source_user", "similarity",
-        "neighbors",
+        F.lit(0).cast("bigint").alias("item_id"), "embedding", "codec", "computed_at", "tier", "source_user",
+        "similarity", "neighbors",
     )
     unsigned = F.col("hash").bitwiseXOR(F.lit(-(1 << 63)))
     return (
@@ -166,20 +167,25 @@ def find_source(run: Run) -> Source:
     if folder is not None:
         from solaris_udf.foundation.contract import load_description
 
-        description = load_description(folder)
+        try:
+            description = load_description(folder)
+        except ValueError as error:
+            raise UserError(f"export_snapshot {run.slice}: {error}") from None
         return Source(description.version, description.embedding_dim)
     found: list[str] = []
     for table, hours in (("pair_embeddings", run.config.serving.ttl_hours),
                          ("user_embeddings", run.config.serving.max_user_age_hours)):
         start = slice_of(run.as_of - timedelta(hours=hours))
         rows = run.tables.read(table).where((F.col("slice") > start) & (F.col("slice") <= run.slice))
-        found = found or sorted(row.model_version for row in rows.select("model_version").distinct().limit(10).collect())
+        if not found:
+            found = sorted(row.model_version for row in rows.select("model_version").distinct().limit(10).collect())
     if not found:
-        raise UserError(f"export_snapshot {run.slice}: there is nothing to export: no foundation model at or before it below "
-                        f"{run.config.path('models', 'foundation')}, and no fresh embeddings; run embed_pairs first")
+        models = run.config.path("models", "foundation")
+        raise UserError(f"export_snapshot {run.slice}: there is nothing to export: no foundation model at or before it "
+                        f"below {models}, and no fresh embeddings; run embed_pairs first")
     if len(found) > 1:
-        raise UserError(f"export_snapshot {run.slice}: the fresh embeddings are of several model versions ({', '.join(found)}) "
-                        "and no foundation model at or before it says which to publish")
+        raise UserError(f"export_snapshot {run.slice}: the fresh embeddings are of several model versions "
+                        f"({', '.join(found)}) and no foundation model at or before it says which to publish")
     return Source(found[0], None)
 
 
@@ -220,7 +226,9 @@ def run(run: Run, settings: Settings) -> Report:
     try:
         write = partial(write_shards, folder=str((root / staging).resolve()), shards=shards, codec=settings.codec,
                         dim=source.dim, neighbors=settings.neighbors)
+        clock = time.monotonic()
         written = shard_rows(pairs, users, shards).mapInArrow(write, OUTPUT_DDL).collect()  # one small row a shard
+        seconds = time.monotonic() - clock
         manifest = assemble(
             [ShardSummary.parse(row.summary) for row in written], root / staging, slice_name=run.slice,
             as_of_micros=micros(run.as_of), model_version=version, codec=settings.codec, shards=shards, dim=source.dim,
@@ -243,11 +251,13 @@ def run(run: Run, settings: Settings) -> Report:
     if not manifest.pairs:
         log.warning("export_snapshot %s: snapshot %s has no pairs", run.slice, manifest.snapshot_id)
     run.write(snapshot_row(run, manifest), "snapshots")
-    log.info("export_snapshot %s: %s %s", run.slice, manifest.snapshot_id, "is live" if live else "is older than the live one")
+    log.info("export_snapshot %s: %s %s", run.slice, manifest.snapshot_id,
+             "is live" if live else "is older than the live one")
     return Report(
         rows_in=totals.pairs + totals.means, rows_out=manifest.pairs + manifest.users,
         metrics={"pairs": manifest.pairs, "users_own": manifest.users_own, "users_neighbor": manifest.users_neighbor,
-                 "bytes": manifest.total_bytes, "shards": shards, "live": float(live)},
+                 "bytes": manifest.total_bytes, "seconds": seconds,
+                 "shards": shards, "live": float(live)},
     )
 
 
@@ -255,7 +265,8 @@ def sample_rows(pairs: DataFrame, total: int, count: int) -> DataFrame:
     """A deterministic sample of about count of the pairs, and never more than four times as many."""
     every = max(1, total // count)
     return pairs.where(F.pmod(F.xxhash64("item_id", "user_id"), F.lit(every)) == 0).select(
-        "user_id", "item_id", "embedding", "codec", F.unix_micros("as_of").alias("computed_at")
+        "user_id", "item_id", "embedding", "codec",
+        F.unix_micros("as_of").alias("computed_at")
     ).limit(4 * count)
 
 
@@ -269,7 +280,8 @@ def snapshot_row(run: Run, manifest: Manifest) -> DataFrame:
     return run.spark.range(1).select(
         F.lit(manifest.snapshot_id).alias("snapshot_id"), F.lit(manifest.model_version).alias("model_version"),
         ts(run.as_of + delay).alias("live_from"), F.lit("live").alias("status"),
-        F.lit(manifest.pairs).cast("bigint").alias("pairs"), F.lit(manifest.users_own).cast("bigint").alias("users_own"),
+        F.lit(manifest.pairs).cast("bigint").alias("pairs"),
+        F.lit(manifest.users_own).cast("bigint").alias("users_own"),
         F.lit(manifest.users_neighbor).cast("bigint").alias("users_neighbor"),
         F.lit(manifest.total_bytes).cast("bigint").alias("bytes"), F.lit(digest).alias("manifest_sha256"),
     )

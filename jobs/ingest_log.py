@@ -24,7 +24,7 @@ from jobs.common.config import Section
 from jobs.common.datasets import Dataset, ItemsPart, load_dataset
 from jobs.common.errors import RunFailed, UserError
 from jobs.common.ingest_items import count_alike, items_of, new_items, one_per_item, settle_ids
-from jobs.common.ingest_read import base_paths, location, read_source, reading
+from jobs.common.ingest_read import base_paths, location, read_source, reading, with_raw
 from jobs.common.log import latest_per
 from jobs.common.main import main
 from jobs.common.runs import Report, Run
@@ -175,7 +175,8 @@ def load_items(context: Context) -> Part | None:
     source = read_source(context.run.spark, part, location(context.other_path, part.files), name)
     born = F.col("created_at").isNull() | (F.col("created_at") < ts(context.run.as_of))
     state = F.when(F.col("fault").isNotNull(), rules.UNDATED).when(born, rules.NEW).otherwise(rules.WAITING)
-    rows = context.keep(parts.item_rows(source, part, context.dataset, name).withColumn(rules.STATE, state))
+    rows = with_raw(parts.item_rows(source, part, context.dataset, name)).withColumn(rules.STATE, state)
+    rows = context.keep(rows)
     with reading(name):
         counts = _counts(rows)
     good = one_per_item(rows.where(F.col(rules.STATE) == rules.NEW), "created_at").withColumn(
@@ -194,9 +195,8 @@ def _load(context: Context, name: str, rows: DataFrame, table: str, key: Sequenc
     )
     rows = rows.where(~state.isin(rules.WAITING, rules.HELD))
     tables = context.run.tables
-    if context.moment.replay:
-        rows = rows.withColumn("raw", F.when(F.col("fault").isNotNull(), F.col("raw")))
-    else:
+    rows = with_raw(rows, everywhere=not context.moment.replay)
+    if not context.moment.replay:
         rows = rules.never_refused(rows, _rejected_elsewhere(context.run))
     held = rules.other_slices(tables.read(table), context.moment) if tables.exists(table) else None
     rows = context.keep(rules.keep_first(rows, key, held, ties))
@@ -206,8 +206,8 @@ def _load(context: Context, name: str, rows: DataFrame, table: str, key: Sequenc
 
 
 def _refuse(context: Context, loaded: Sequence[Part]) -> tuple[int, int]:
-    """Records the refused rows and fails the run if they are too many. Returns how many, and how many rows of the log had
-    a time that places them in this run."""
+    """Records the refused rows and fails the run if they are too many. Returns how many, and how many rows of the log
+    had a time that places them in this run."""
     run, states = context.run, (rules.REFUSED, rules.UNDATED)
     dated: dict[str, int] = {}
     rejected = 0
@@ -226,20 +226,22 @@ def _refuse(context: Context, loaded: Sequence[Part]) -> tuple[int, int]:
         found = {
             (row["part"], row[rules.STATE]): row["count"] for row in rows.groupBy("part", rules.STATE).count().collect()
         }
+        rejected = sum(found.values())
         prefix = F.when(F.col("part") == "log", "").otherwise(F.concat("part", F.lit(": ")))
-        rejected = run.reject(rows.select(F.concat(prefix, "fault").alias("reason"), F.col("raw").alias("row")))
+        if rejected or _has_slice(run, "rejected_rows"):
+            run.reject(rows.select(F.concat(prefix, "fault").alias("reason"), F.col("raw").alias("row")))
         dated = {part: count for (part, state), count in found.items() if state == rules.REFUSED}
         for part in faulty:
             run.check_reject_rate(dated.get(part.name, 0), part.accepted + dated.get(part.name, 0))
             run.check_reject_rate(found.get((part.name, rules.UNDATED), 0), part.read)
-    elif not run.tables.read_slice("rejected_rows", run.as_of).where(F.col("source") == run.job).isEmpty():
+    elif _has_slice(run, "rejected_rows"):
         run.reject(run.spark.createDataFrame([], "reason string, row string"))
     return rejected, dated.get("log", 0)
 
 
 def _publish_ids(context: Context, loaded: Sequence[Part]) -> int:
-    """Writes the string ids first seen in this run. Raises RunFailed, before anything else is published, if two strings have
-    one id."""
+    """Writes the string ids first seen in this run. Raises RunFailed, before anything else is published, if two strings
+    have one id."""
     run = context.run
     kinds = [kind for kind, type_ in context.dataset.ids.model_dump().items() if type_ == "string"]
     if not kinds:
@@ -262,9 +264,17 @@ def _publish_ids(context: Context, loaded: Sequence[Part]) -> int:
 
 def _publish(run: Run, rows: DataFrame, table: str, count: int) -> int:
     """Writes this run's slice; where there is nothing to write and nothing to replace, not even an empty commit."""
-    if count == 0 and (not run.tables.exists(table) or run.tables.read_slice(table, run.as_of).isEmpty()):
+    if count == 0 and not _has_slice(run, table):
         return 0
     return run.write(rows, table)
+
+
+def _has_slice(run: Run, table: str) -> bool:
+    """Whether an earlier try of this run wrote rows to the table."""
+    if not run.tables.exists(table):
+        return False
+    rows = run.tables.read_slice(table, run.as_of)
+    return not (rows.where(F.col("source") == run.job) if table == "rejected_rows" else rows).isEmpty()
 
 
 def _moment(run: Run, settings: Settings, dataset: Dataset) -> rules.Moment:

@@ -1,4 +1,4 @@
-"""Guesses which pairs the ranker will score in [as_of, as_of + window), and chooses those worth their foundation-model cost.
+"""Guesses which pairs the ranker will score in [as_of, as_of + window), and chooses those worth their cost.
 
 Candidates come from a few bounded sources, the verifier says how likely and how often each will be scored, and the
 selection takes the most expected rows that the budget buys. Pairs whose embedding stays fresh through the window are
@@ -39,10 +39,14 @@ class Settings(CandidateSettings):
     """The [predict_pairs] section."""
 
     section = "predict_pairs"
-    budget: float | None = Field(None, gt=0, description="What one run may spend, in budget_unit; left out: budget_share")
+    budget: float | None = Field(
+        None, gt=0, description="What one run may spend, in budget_unit; left out: budget_share"
+    )
     budget_unit: Literal["pairs", "flops", "seconds"] = Field(
-        "pairs", description="pairs: each pair counts 1; flops: a user's first pair also pays for the user; seconds: of "
-        "embed_pairs, by the rate that its latest runs measured")
+        "pairs",
+        description="pairs: each pair counts 1; flops: a user's first pair also pays for the user; seconds: of "
+        "embed_pairs, by the rate that its latest runs measured",
+    )
     budget_share: float = Field(0.2, gt=0, le=1, description="Without budget: part of what all candidates would cost")
     min_probability: float = Field(0.001, ge=0, le=1, description="Less likely pairs are not computed")
     max_pairs_per_user: int = Field(0, ge=0, description="Computed pairs a user at most; 0: no limit")
@@ -82,8 +86,10 @@ def verifier_at(run: Run) -> Verifier | None:
 
 
 def score(described: DataFrame, verifier: Verifier) -> DataFrame:
-    """Probability and expected rows of candidates with their features. The verifier travels with the task: it is tens of
-    kilobytes, so executors need no access to the model's folder."""
+    """Probability and expected rows of candidates with their features.
+
+    The verifier travels with the task: it is tens of kilobytes, so executors need no access to the model's folder.
+    """
 
     def batches(source: Iterator[Any]) -> Iterator[Any]:
         import numpy as np
@@ -93,8 +99,13 @@ def score(described: DataFrame, verifier: Verifier) -> DataFrame:
             values = np.column_stack([batch.column(name).to_numpy(zero_copy_only=False) for name in verifier.features])
             probability, expected = verifier.predict(values)
             yield pa.RecordBatch.from_arrays(
-                [batch.column("user_id"), batch.column("item_id"), batch.column("sources"),
-                 pa.array(probability), pa.array(expected)],
+                [
+                    batch.column("user_id"),
+                    batch.column("item_id"),
+                    batch.column("sources"),
+                    pa.array(probability),
+                    pa.array(expected),
+                ],
                 names=["user_id", "item_id", "sources", "probability", "expected_rows"],
             )
 
@@ -102,12 +113,19 @@ def score(described: DataFrame, verifier: Verifier) -> DataFrame:
 
 
 def score_by_frequency(described: DataFrame, window_hours: float, half_life_hours: float) -> DataFrame:
-    """The rule before any verifier is trained. A pair with a steady rate of r rows an hour has a decayed count of
-    r * half-life / ln 2; so expected rows = decayed * ln 2 / half-life * window, probability = 1 - e^-expected (Poisson).
-    Pairs never seen get 0."""
+    """The rule before any verifier is trained; pairs never seen get 0.
+
+    A pair with a steady rate of r rows an hour has a decayed count of r * half-life / ln 2. So expected rows =
+    decayed * ln 2 / half-life * window, and probability = 1 - e^-expected (Poisson).
+    """
     expected = F.round(F.col("decayed") * (math.log(2) / half_life_hours * window_hours), 9)
-    return described.select("user_id", "item_id", "sources", F.round(1 - F.exp(-expected), 9).alias("probability"),
-                            expected.alias("expected_rows"))
+    return described.select(
+        "user_id",
+        "item_id",
+        "sources",
+        F.round(1 - F.exp(-expected), 9).alias("probability"),
+        expected.alias("expected_rows"),
+    )
 
 
 def fresh_pairs(run: Run, version: str | None) -> DataFrame:
@@ -137,21 +155,34 @@ def measured_rate(run: Run) -> float:
     """Pairs a second of the latest embed_pairs runs before this slice. Raises UserError if there is none."""
     found = (
         run.tables.read("job_runs")
-        .where((F.col("job") == "embed_pairs") & (F.col("status") == "succeeded") & (F.col("slice") < slice_of(run.as_of)))
-        .select("slice", "started_at", F.coalesce(F.col("metrics")["pairs_per_second"], F.col("rows_out") / F.col("seconds"))
-                .alias("rate"))
-        .where("rate > 0").orderBy(F.col("slice").desc(), F.col("started_at").desc()).limit(RATE_RUNS).collect()
+        .where(
+            (F.col("job") == "embed_pairs") & (F.col("status") == "succeeded") & (F.col("slice") < slice_of(run.as_of))
+        )
+        .select(
+            "slice",
+            "started_at",
+            F.coalesce(
+                F.try_element_at("metrics", F.lit("pairs_per_second")), F.try_divide("rows_out", "seconds")
+            ).alias("rate"),
+        )
+        .where("rate > 0")
+        .orderBy(F.col("slice").desc(), F.col("started_at").desc())
+        .limit(RATE_RUNS)
+        .collect()
     )
     if not found:
-        raise UserError('predict_pairs.budget_unit = "seconds" needs a measured rate, and job_runs has no embed_pairs run '
-                        'before this slice; run it once with budget_unit = "pairs"')
-    return sorted(row.rate for row in found)[len(found) // 2]
+        raise UserError(
+            'predict_pairs.budget_unit = "seconds" needs a measured rate, and job_runs has no embed_pairs run '
+            'before this slice; run it once with budget_unit = "pairs"'
+        )
+    return float(sorted(row.rate for row in found)[len(found) // 2])
 
 
 def histogram(chosen: DataFrame) -> DataFrame:
     """Candidates by probability bucket and action, with whole-millionth sums: at most 303 rows."""
     return chosen.groupBy(F.floor(F.col("probability") * 100 + 1e-7).cast("int").alias("percent"), "action").agg(
-        F.count("*").alias("pairs"), F.sum(F.round(F.col("expected_rows") * MICRO).cast("bigint")).alias("micro_rows"),
+        F.count("*").alias("pairs"),
+        F.sum(F.round(F.col("expected_rows") * MICRO).cast("bigint")).alias("micro_rows"),
         F.count_if(F.col("rank") == 1).alias("firsts"),
     )
 
@@ -164,7 +195,11 @@ def run(run: Run, settings: Settings) -> Report:
     limits = Limits(settings.min_probability, settings.max_pairs_per_user, settings.max_users_per_item)
     with open_view(run.tables, [run.as_of], horizon_of(run.config, settings), run.as_of) as view:
         described = features(view, candidates(view, settings))
-        scored = score_by_frequency(described, window, settings.half_life_hours) if verifier is None else score(described, verifier)
+        scored = (
+            score_by_frequency(described, window, settings.half_life_hours)
+            if verifier is None
+            else score(described, verifier)
+        )
         known = scored.join(fresh_pairs(run, foundation.version), ["user_id", "item_id"], "left")
         ranked = with_density(known.withColumn("fresh", F.coalesce("fresh", F.lit(False))), costs, limits).persist()
         try:
@@ -182,40 +217,73 @@ def _choose_and_write(
     choice = choose(ranked, supply, costs, budget)
     flops = foundation.costs
     per_user, per_pair = F.lit(flops.per_user), F.lit(flops.per_pair)
-    cost = F.when(F.col("action") == "compute", per_pair + F.when(F.col("rank") == 1, per_user).otherwise(0.0)).otherwise(0.0)
+    cost = F.when(
+        F.col("action") == "compute", per_pair + F.when(F.col("rank") == 1, per_user).otherwise(0.0)
+    ).otherwise(0.0)
     try:
         written = run.write(
             choice.pairs.where(F.col("action") != "skip").select(
-                "user_id", "item_id", "probability", "expected_rows", "sources", F.col("place").alias("rank"),
-                cost.alias("cost"), "action",
+                "user_id",
+                "item_id",
+                "probability",
+                "expected_rows",
+                "sources",
+                F.col("place").alias("rank"),
+                cost.alias("cost"),
+                "action",
             ),
             "candidate_pairs",
         )
         counted = histogram(choice.pairs).collect()
     finally:
         choice.release()
-    rows = [(row.percent / 100, row.action, row.pairs, row.micro_rows / MICRO,
-             0.0 if row.action == "reuse" else flops.total(row.firsts, row.pairs)) for row in counted]
-    run.write(run.spark.createDataFrame(rows, "bucket DOUBLE, action STRING, pairs BIGINT, expected_rows DOUBLE, cost DOUBLE"),
-              "score_histogram")
+    rows = [
+        (
+            row.percent / 100,
+            row.action,
+            row.pairs,
+            row.micro_rows / MICRO,
+            0.0 if row.action == "reuse" else flops.total(row.firsts, row.pairs),
+        )
+        for row in counted
+    ]
+    run.write(
+        run.spark.createDataFrame(
+            rows, "bucket DOUBLE, action STRING, pairs BIGINT, expected_rows DOUBLE, cost DOUBLE"
+        ),
+        "score_histogram",
+    )
 
     def total(column: str, *actions: str) -> float:
         return float(sum(row[column] for row in counted if row.action in actions))
 
     metrics = {
-        "candidates": supply.candidates, "eligible": supply.eligible, "selected": written,
-        "computed": total("pairs", "compute"), "reused": total("pairs", "reuse"),
+        "candidates": supply.candidates,
+        "eligible": supply.eligible,
+        "selected": written,
+        "computed": total("pairs", "compute"),
+        "reused": total("pairs", "reuse"),
         "expected_rows": total("micro_rows", "compute", "reuse") / MICRO,
         "expected_rows_computed": total("micro_rows", "compute") / MICRO,
         "expected_rows_candidates": supply.expected_rows,
         "marginal_expected_rows": choice.cut.marginal_expected_rows,
-        "users": total("firsts", "compute"), "cost": sum(row[4] for row in rows if row[1] == "compute"),
-        "budget": budget, "verifier_used": float(verifier_used),
+        "users": total("firsts", "compute"),
+        "cost": sum(row[4] for row in rows if row[1] == "compute"),
+        "budget": budget,
+        "verifier_used": float(verifier_used),
     }
     if supply.candidates:
-        log.info("predict_pairs %s: %s of %s candidates chosen (%.0f reused); they expect %.0f of the candidates' %.0f rows, "
-                 "10%% more budget %.0f more", run.slice, written, supply.candidates, metrics["reused"],
-                 metrics["expected_rows"], supply.expected_rows, choice.cut.marginal_expected_rows)
+        log.info(
+            "predict_pairs %s: %s of %s candidates chosen (%.0f reused); they expect %.0f of all %.0f rows, "
+            "10%% more budget %.0f more",
+            run.slice,
+            written,
+            supply.candidates,
+            metrics["reused"],
+            metrics["expected_rows"],
+            supply.expected_rows,
+            choice.cut.marginal_expected_rows,
+        )
     return Report(rows_in=supply.candidates, rows_out=written, metrics=metrics)
 
 

@@ -47,7 +47,7 @@ class Settings(Section):
     users: int = Field(1000, ge=2, description="Simulated users that take part, the first of the world")
     max_rows: int = Field(200_000, ge=2, description="About how many rows at most train and are held on the driver")
     epochs: int = Field(4, ge=1, description="Most epochs of training")
-    batch: int = Field(1024, ge=1, description="Rows a training step")
+    batch: int = Field(512, ge=1, description="Rows a training step")
     counter_hours: float = Field(72.0, gt=0, description="The items' counters look back this long")
     seed: int = Field(1, ge=0, description="Of the models and of the future; the A/A arm's future has the next one")
     replicates: int = Field(1000, ge=10, description="Bootstrap draws")
@@ -83,7 +83,7 @@ def trained_experiment(run: Run, settings: Settings, found: Collected, span: Spa
               for name, kind in FEATURES.items()],
         base=models["base"], items_path=str(items_path), paths=[folder_of(run.config, period) for period in periods],
         live_from=[period.live_from for period in periods], model_version=span.model_version,
-        dim=found.rows.pair.shape[1], threads=run.config.spark.task_cpus,
+        dim=found.rows.pair.shape[1],
         item_counts={item: (shown, clicked) for item, shown, clicked in zip(
             *(counts[name].to_pylist() for name in ("item_id", "item_shown", "item_clicked")), strict=True)},
     )

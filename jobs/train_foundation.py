@@ -6,10 +6,11 @@ time validates and stops training early. A run that was killed resumes from its 
 """
 
 import logging
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -50,7 +51,7 @@ class Settings(Section):
     learning_rate: float = Field(3e-3, gt=0, description="Peak of the learning rate")
     id_dropout: float = Field(0.5, ge=0, lt=1, description="Share of user ids hidden in training, against overfitting")
     validation: float = Field(0.1, gt=0, lt=1, description="Share of the rows, the latest, that training is stopped by")
-    conversion_hours: float = Field(24.0, ge=0, description="A conversion may come this long after its row; until then it is unknown")
+    conversion_hours: float = Field(24.0, ge=0, description="Until this long after a row its conversion is unknown")
     workers: int = Field(1, ge=1, description="Training processes; more than one go through TorchDistributor")
     threads: int = Field(0, ge=0, description="CPU threads a process; 0: torch's own choice")
     seed: int = Field(0, ge=0, description="Seed of weights, order and dropout")
@@ -75,8 +76,10 @@ def with_conversions(rows: DataFrame, label_events: DataFrame) -> DataFrame:
 
 
 def user_sequences(rows: DataFrame) -> DataFrame:
-    """One row per user: events, array of (time, item_id, clicked, converted) of the shown rows, and requests, array of
-    (time, scored) with the rows scored; both sorted by time (micros UTC). Users without a shown row are left out."""
+    """One row per user with a shown row: its shown rows and its requests, both sorted by time (micros UTC).
+
+    events: array of (time, item_id, clicked, converted); requests: array of (time, scored), scored counting rows.
+    """
     time = F.unix_micros("event_time").alias("time")
     event = F.struct(time, "request_id", "item_id", "clicked", "converted")
     by_request = (
@@ -91,8 +94,8 @@ def user_sequences(rows: DataFrame) -> DataFrame:
         .where(F.size("shown") > 0)
         .select(
             "user_id",
-            F.transform("shown", lambda row: F.struct(row.time, row.item_id, row.clicked, row.converted)).alias("events"),
-            F.transform("scored", lambda row: F.struct(row.time, row.scored)).alias("requests"),
+            F.transform("shown", lambda x: F.struct(x.time, x.item_id, x.clicked, x.converted)).alias("events"),
+            F.transform("scored", lambda x: F.struct(x.time, x.scored)).alias("requests"),
         )
     )
 
@@ -102,8 +105,8 @@ def run(run: Run, settings: Settings) -> Report:
     rows = log_before(run.tables, run.as_of, settings.history_days * 24)
     shown = rows.where("shown").count()
     if not shown:
-        raise RunFailed(f"train_foundation {run.slice}: ranking_log has no shown row in the {settings.history_days:g} days "
-                        f"before; ingest a log first")
+        raise RunFailed(f"train_foundation {run.slice}: ranking_log has no shown row in the "
+                        f"{settings.history_days:g} days before; ingest a log first")
     labels = run.tables.read("label_events").where(
         (F.col("slice") <= slice_of(run.as_of)) & (F.col("arrived_at") <= ts(run.as_of))
     )
@@ -131,17 +134,21 @@ def plan_of(settings: Settings) -> "Plan":
     """The settings that decide the model."""
     from solaris_udf.foundation.training import Plan
 
-    names = ("size", "embedding_dim", "epochs", "patience", "batch", "learning_rate", "id_dropout", "validation", "seed")
+    names = {field.name for field in fields(Plan)} & set(Settings.model_fields)
     return Plan(**{name: getattr(settings, name) for name in names})
 
 
 def _train(
     run: Run, settings: Settings, staging: Path, items: Path, conversions: bool, mature_before: int
 ) -> "Trained":
+    # Read once, when torch loads. Waiting threads that spin instead of sleeping make training many times slower as soon
+    # as anything else wants the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from solaris_udf.foundation.process import train_files
 
     arguments: dict[str, Any] = {
-        "users": str(staging / "users"), "items": str(items), "folder": str(model_folder(run.config, "foundation", run.as_of)),
+        "users": str(staging / "users"), "items": str(items),
+        "folder": str(model_folder(run.config, "foundation", run.as_of)),
         "plan": asdict(plan_of(settings)), "conversions": conversions, "mature_before": mature_before,
         "threads": settings.threads,
     }
@@ -151,7 +158,7 @@ def _train(
         import torch
         from pyspark.ml.torch.distributor import TorchDistributor
 
-        local = run.spark.sparkContext.master.startswith("local")
+        local = (run.spark.sparkContext.master or "").startswith("local")
         trained = TorchDistributor(
             num_processes=settings.workers, local_mode=local, use_gpu=torch.cuda.is_available()
         ).run(_train_worker, arguments)

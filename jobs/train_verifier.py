@@ -26,7 +26,8 @@ from jobs.common.pair_statistics import HASH_RANGE, HOUR, PER_USER, View, open_v
 from jobs.common.runs import Report, Run
 
 log = logging.getLogger("solaris")
-# Users are sampled first, so that features of a large log cost no more; then pairs, so that the examples are of more users.
+# Users are sampled first, so that features of a large log cost no more; then pairs, so that the examples are of more
+# users.
 EXAMPLES_PER_KEPT = 3
 
 
@@ -36,7 +37,9 @@ class Settings(Section):
     section = "train_verifier"
     windows: int = Field(8, ge=2, description="Reference times: 1, 2, ... windows before as_of")
     validation_windows: int = Field(1, ge=1, description="The latest of them stop the training and calibrate")
-    max_examples: int = Field(200_000, ge=1000, description="Examples are sampled to about this many, and fit the driver")
+    max_examples: int = Field(
+        200_000, ge=1000, description="Examples are sampled to about this many, and fit the driver"
+    )
     min_examples: int = Field(200, ge=1, description="With fewer, no model is trained")
     model: str = Field("mlp", pattern="^(mlp|logistic)$", description="mlp, or logistic: no hidden layer")
     hidden: tuple[int, ...] = Field((64, 32), description="Sizes of the hidden layers of an mlp")
@@ -51,7 +54,9 @@ class Settings(Section):
     @model_validator(mode="after")
     def _fits(self) -> "Settings":
         if self.validation_windows >= self.windows:
-            raise ValueError(f"validation_windows {self.validation_windows} leaves none of {self.windows} windows to train on")
+            raise ValueError(
+                f"validation_windows {self.validation_windows} leaves none of {self.windows} windows to train on"
+            )
         if self.model == "mlp" and not all(size >= 1 for size in self.hidden):
             raise ValueError(f"hidden {list(self.hidden)} must be sizes of 1 or more")
         return self
@@ -64,9 +69,9 @@ def labels(log_rows: DataFrame, as_of_micros: int, window_hours: float) -> DataF
     """
     window = round(window_hours * HOUR)
     back = F.floor((F.lit(as_of_micros - 1) - F.unix_micros("event_time")) / window).cast("bigint") + 1
-    return log_rows.groupBy(
-        (F.lit(as_of_micros) - back * window).alias("at"), "user_id", "item_id"
-    ).agg(F.count("*").alias("label"))
+    return log_rows.groupBy((F.lit(as_of_micros) - back * window).alias("at"), "user_id", "item_id").agg(
+        F.count("*").alias("label")
+    )
 
 
 def examples(view: View, scored: DataFrame, settings: CandidateSettings) -> DataFrame:
@@ -85,7 +90,10 @@ def run(run: Run, settings: Settings) -> Report:
     times = [run.as_of - timedelta(hours=window * back) for back in range(1, settings.windows + 1)]
     scored = labels(log_before(run.tables, run.as_of, window * settings.windows), micros(run.as_of), window)
     recent = log_before(run.tables, run.as_of, shared.recent_hours)
-    pairs = recent.agg(F.approx_count_distinct(F.struct("user_id", "item_id")).alias("pairs")).first()["pairs"]
+    (pairs,) = recent.agg(F.approx_count_distinct(F.struct("user_id", "item_id"))).collect()[0]
+    if not pairs:
+        log.warning("train_verifier %s: the log is empty; no model is trained", run.slice)
+        return Report(metrics={"examples": 0, "trained": 0})
     part_of_users = min(1.0, EXAMPLES_PER_KEPT * settings.max_examples / max(1, pairs * settings.windows))
     with open_view(run.tables, times, horizon_of(run.config, shared), run.as_of, part_of_users) as view:
         built = examples(view, scored, shared).persist()
@@ -94,10 +102,14 @@ def run(run: Run, settings: Settings) -> Report:
             counts = built.groupBy("at").agg(F.count("*").alias("examples"), F.sum("label").alias("rows")).collect()
             total = sum(row.examples for row in counts)
             if total < settings.min_examples or len(counts) < 2:
-                log.warning("train_verifier %s: %s examples of %s reference times are too few; no model is trained",
-                            run.slice, total, len(counts))
+                log.warning(
+                    "train_verifier %s: %s examples of %s reference times are too few; no model is trained",
+                    run.slice,
+                    total,
+                    len(counts),
+                )
                 return Report(rows_in=total, metrics={"examples": total, "trained": 0})
-            later = sorted(row.at for row in counts)[-min(settings.validation_windows, len(counts) - 1):]
+            later = sorted(row.at for row in counts)[-min(settings.validation_windows, len(counts) - 1) :]
             part = min(1.0, settings.max_examples / total)
             kept = F.pmod(F.xxhash64("at", "user_id", "item_id", F.lit(settings.seed)), F.lit(HASH_RANGE))
             # Bounded by max_examples, so that the driver can hold it.
@@ -105,8 +117,12 @@ def run(run: Run, settings: Settings) -> Report:
         finally:
             built.unpersist()
     metrics = _fit(run, settings, sample, later)
-    metrics |= {"examples": total, "sampled": sample.num_rows, "reference_times": len(counts),
-                "part_of_users": part_of_users}
+    metrics |= {
+        "examples": total,
+        "sampled": sample.num_rows,
+        "reference_times": len(counts),
+        "part_of_users": part_of_users,
+    }
     return Report(rows_in=total, rows_out=int(metrics["trained"]), metrics=metrics)
 
 
@@ -121,8 +137,14 @@ def _fit(run: Run, settings: Settings, sample: Any, later: list[int]) -> dict[st
     rows = columns["label"][order].astype(np.float64)
     validation = np.isin(columns["at"][order], later)
     training = Training(
-        () if settings.model == "logistic" else settings.hidden, settings.epochs, settings.patience, settings.batch_size,
-        settings.learning_rate, settings.weight_decay, settings.seed, settings.threads,
+        () if settings.model == "logistic" else settings.hidden,
+        settings.epochs,
+        settings.patience,
+        settings.batch_size,
+        settings.learning_rate,
+        settings.weight_decay,
+        settings.seed,
+        settings.threads,
     )
     try:
         verifier = train(values, rows, validation, FEATURES, run.config.window.hours, training)

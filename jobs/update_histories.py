@@ -2,9 +2,9 @@
 
 Reads the ranking_log rows that became visible since the previous user_histories slice (all of them at first), which are
 exactly those of the log's slices in between, and merges them with each user's state before. Writes one row per active
-user; a checkpoint slice (the first, then one every `checkpoint_hours`) holds every user. The result is what a computation
-over the whole log gives: events are ordered by (event_time, item_id, clicked), all of which a history stores, so an event
-that comes in late takes the place it would have had.
+user; a checkpoint slice (the first, then one every `checkpoint_hours`) holds every user. The result is what a
+computation over the whole log gives: events are ordered by (event_time, item_id, clicked), all of which a history
+stores, so an event that comes in late takes the place it would have had.
 """
 
 from datetime import datetime, timedelta

@@ -33,8 +33,9 @@ IDENTITY = Isotonic((0.0, 1.0), (0.0, 1.0))
 def fit_isotonic(probability: Float64, label: Float64, bins: int = 100) -> Isotonic:
     """Fits the table on predictions [n] and what happened, 0 or 1 [n].
 
-    Pool adjacent violators (Barlow et al., 1972) over equally filled bins of the predictions: single rows would make steps
-    of one lucky row each. The ends are pinned to (0, 0) and (1, 1). Returns IDENTITY for no rows or for one class only.
+    Pool adjacent violators (Barlow et al., 1972) over equally filled bins of the predictions: single rows would make
+    steps of one lucky row each. The ends are pinned to (0, 0) and (1, 1). Returns IDENTITY for no rows or for one
+    class only.
     """
     if len(probability) == 0 or label.min() == label.max():
         return IDENTITY

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
 
 from solaris_udf.foundation.items import ItemTable
 from solaris_udf.metrics import by_user, losses
@@ -57,7 +56,6 @@ class Experiment:
     live_from: Sequence[int]
     model_version: str
     dim: int
-    threads: int = 1
     item_counts: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -68,7 +66,6 @@ def play(batches: Iterator[pa.RecordBatch], experiment: Experiment) -> Iterator[
     conversions; revenue, the sum of bid times true click probability over what was shown, which is what the platform
     would earn on average; the log loss of the arm's model and of the base model, summed over the shown rows.
     """
-    torch.set_num_threads(experiment.threads)
     world = World(experiment.parameters)
     items = ItemTable.open(experiment.items_path)
     for batch in batches:

@@ -46,8 +46,8 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Cut:
-    """Where the budget ends: buckets before `bucket` are taken whole, of that one as much as `users`, `pairs` leave room
-    for. bucket is BUCKETS if everything fits. marginal_expected_rows: what 10% more budget would add."""
+    """Where the budget ends: buckets before `bucket` are taken whole, of that one as much as `users`, `pairs` leave
+    room for. bucket is BUCKETS if everything fits. marginal_expected_rows: what 10% more budget would add."""
 
     bucket: int
     users: int
@@ -59,7 +59,8 @@ def density_bucket(density: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """The bucket of each density (expected rows per cost of one pair), densest first: 0 to BUCKETS - 1."""
     with np.errstate(divide="ignore"):
         place = np.floor((TOP_DOUBLING - np.log2(density)) * BUCKETS_PER_DOUBLING)
-    return np.clip(place, 0, BUCKETS - 1).astype(np.int64)
+    found: npt.NDArray[np.int64] = np.clip(place, 0, BUCKETS - 1).astype(np.int64)
+    return found
 
 
 def find_cut(buckets: list[Bucket], costs: Costs, budget: float) -> Cut:
@@ -100,7 +101,8 @@ def select_pairs(
     but not more than the best ratio that any prefix of its user's list reaches once the user's own cost is paid. So
     the pairs of a best prefix share one density and are taken together, and what follows competes alone (the concave
     hull of each user's value over cost). Pairs are taken densest first, ties by user, then rank, while they fit; the
-    first that does not fit ends it. The value is at least the optimum's less that of the one prefix or pair that was cut.
+    first that does not fit ends it. The value is at least the optimum's less that of the one prefix or pair that was
+    cut.
 
     Raises ValueError if the budget is not more than 0.
     """

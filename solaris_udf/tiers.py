@@ -1,7 +1,7 @@
 """The tiers of the serving hierarchy: their codes and names, and the one function that decides which tier answers.
 
-The reader, the coverage audit and the training-row join all resolve through `resolve_tiers`, so what is measured is what
-is served.
+The reader, the coverage audit and the training-row join all resolve through these, so what is measured is what is
+served.
 """
 
 from collections.abc import Iterable, Mapping
@@ -57,9 +57,12 @@ class TierPolicy:
             raise ValueError(f"min_similarity is {self.min_similarity}, must be in [-1, 1]")
 
     @classmethod
-    def of_hours(cls, order: Iterable[str], ttl_hours: float, max_user_age_hours: float, min_similarity: float) -> "TierPolicy":
+    def of_hours(
+        cls, order: Iterable[str], ttl_hours: float, max_user_age_hours: float, min_similarity: float
+    ) -> "TierPolicy":
         """From the [serving] section's figures."""
-        return cls(tuple(order), round(ttl_hours * MICROS_PER_HOUR), round(max_user_age_hours * MICROS_PER_HOUR), min_similarity)
+        ttl, max_user_age = round(ttl_hours * MICROS_PER_HOUR), round(max_user_age_hours * MICROS_PER_HOUR)
+        return cls(tuple(order), ttl, max_user_age, min_similarity)
 
     @property
     def codes(self) -> tuple[int, ...]:
@@ -97,7 +100,7 @@ def usable(policy: TierPolicy, code: int, candidates: Candidates, at: Micros) ->
 
 
 def first_usable(codes: Iterable[int], answers: Mapping[int, Bools], count: int) -> Codes:
-    """The first of the codes whose answer (bool [count], see usable) is True at each place; NONE where none is. uint8."""
+    """The first of the codes whose answer (bool [count], see usable) is True at each place; NONE where none is."""
     tier = np.zeros(count, dtype=np.uint8)
     for code in codes:
         if code in answers:

@@ -3,7 +3,8 @@
 Trained with torch (verifier_training.py), scored with numpy alone in float64: a network this small gains nothing from
 torch, a Python worker starts without importing it, and float64 makes the result independent of how rows are batched.
 
-A model is a folder: weights.safetensors and, written last, model.json (features, scaling, calibration, hash of the weights).
+A model is a folder: weights.safetensors and, written last, model.json (features, scaling, calibration, hash of the
+weights).
 """
 
 import hashlib
@@ -67,7 +68,9 @@ class Verifier:
         return np.round(calibrated, DIGITS), np.round(calibrated * (1 + self.excess * further), DIGITS)
 
     def check(self, features: Sequence[str], window_hours: float) -> None:
-        """Raises VerifierError that names every difference if the model was trained on other features or another window."""
+        """Raises VerifierError that names every difference if the model was trained on other features or another
+        window.
+        """
         faults = [f"{name} is not computed" for name in self.features if name not in features]
         faults += [f"{name} is unknown to it" for name in features if name not in self.features]
         if not faults and tuple(features) != self.features:
@@ -94,10 +97,21 @@ def save(verifier: Verifier, folder: Path, extra: dict[str, Any] | None = None) 
         tensors[f"layer{place}.weight"], tensors[f"layer{place}.bias"] = weight, bias
     data = to_bytes(tensors)
     description = {
-        "format": FORMAT, "kind": "verifier", "features": list(verifier.features), "window_hours": verifier.window_hours,
-        "layers": len(verifier.layers), "mean": verifier.mean.tolist(), "scale": verifier.scale.tolist(),
-        "calibration": {"x": list(verifier.calibration.x), "y": list(verifier.calibration.y), "excess": verifier.excess},
-        "weights_sha256": hashlib.sha256(data).hexdigest(), "metrics": verifier.metrics, **(extra or {}),
+        "format": FORMAT,
+        "kind": "verifier",
+        "features": list(verifier.features),
+        "window_hours": verifier.window_hours,
+        "layers": len(verifier.layers),
+        "mean": verifier.mean.tolist(),
+        "scale": verifier.scale.tolist(),
+        "calibration": {
+            "x": list(verifier.calibration.x),
+            "y": list(verifier.calibration.y),
+            "excess": verifier.excess,
+        },
+        "weights_sha256": hashlib.sha256(data).hexdigest(),
+        "metrics": verifier.metrics,
+        **(extra or {}),
     }
     (folder / DESCRIPTION).unlink(missing_ok=True)  # a retry must not leave the old description beside new weights
     (folder / WEIGHTS).write_bytes(data)
@@ -116,19 +130,28 @@ def load(folder: Path) -> Verifier:
     except (OSError, json.JSONDecodeError) as error:
         raise VerifierError(f"verifier {folder} can't be read: {error}") from None
     if found.get("kind") != "verifier" or found.get("format") != FORMAT:
-        raise VerifierError(f"verifier {folder}: kind {found.get('kind')!r}, format {found.get('format')!r} is not "
-                            f"a verifier of format {FORMAT}")
+        raise VerifierError(
+            f"verifier {folder}: kind {found.get('kind')!r}, format {found.get('format')!r} is not "
+            f"a verifier of format {FORMAT}"
+        )
     if hashlib.sha256(data).hexdigest() != found.get("weights_sha256"):
-        raise VerifierError(f"verifier {folder}: {WEIGHTS} is not the file that {DESCRIPTION} describes (sha256 differs)")
+        raise VerifierError(
+            f"verifier {folder}: {WEIGHTS} is not the file that {DESCRIPTION} describes (sha256 differs)"
+        )
     try:
         tensors = from_bytes(data)
         table = found["calibration"]
         return Verifier(
-            features=tuple(found["features"]), window_hours=float(found["window_hours"]),
-            mean=np.asarray(found["mean"], dtype=np.float64), scale=np.asarray(found["scale"], dtype=np.float64),
-            layers=tuple((tensors[f"layer{place}.weight"].astype(np.float64), tensors[f"layer{place}.bias"].astype(np.float64))
-                         for place in range(int(found["layers"]))),
-            calibration=Isotonic(tuple(table["x"]), tuple(table["y"])), excess=float(table["excess"]),
+            features=tuple(found["features"]),
+            window_hours=float(found["window_hours"]),
+            mean=np.asarray(found["mean"], dtype=np.float64),
+            scale=np.asarray(found["scale"], dtype=np.float64),
+            layers=tuple(
+                (tensors[f"layer{place}.weight"].astype(np.float64), tensors[f"layer{place}.bias"].astype(np.float64))
+                for place in range(int(found["layers"]))
+            ),
+            calibration=Isotonic(tuple(table["x"]), tuple(table["y"])),
+            excess=float(table["excess"]),
             metrics=dict(found["metrics"]),
         )
     except (KeyError, TypeError, ValueError) as error:

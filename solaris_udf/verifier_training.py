@@ -1,5 +1,6 @@
 """Training of the verifier, on one machine and with a bounded number of examples."""
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,9 +37,10 @@ def train(
 ) -> Verifier:
     """Fits both outputs and calibrates them.
 
-    values: features [n, f]; rows: scored rows of each pair in its window [n]; validation: which examples are of the later
-    time that stops the training and calibrates, bool [n]. The loss is the log loss of "at least one row" plus the Poisson
-    loss of the rows, where expected rows = probability * (1 + further rows), so they never fall below the probability.
+    values: features [n, f]; rows: scored rows of each pair in its window [n]; validation: which examples are of the
+    later time that stops the training and calibrates, bool [n]. The loss is the log loss of "at least one row" plus
+    the Poisson loss of the rows, where expected rows = probability * (1 + further rows), so they never fall below the
+    probability.
 
     Raises ValueError if either part is empty or holds one class only.
     """
@@ -47,7 +49,9 @@ def train(
     label = rows > 0
     for name, part in (("training", ~validation), ("validation", validation)):
         if not part.any() or label[part].all() or not label[part].any():
-            raise ValueError(f"the {name} examples ({int(part.sum())}) need pairs that were scored and pairs that were not")
+            raise ValueError(
+                f"the {name} examples ({int(part.sum())}) need pairs that were scored and pairs that were not"
+            )
     started = time.monotonic()
     prepared = prepare(values)
     mean = prepared[~validation].mean(axis=0)
@@ -71,7 +75,7 @@ def train(
                 batch = shuffled[start : start + training.batch_size]
                 loss = _loss(net(scaled[batch]), counts[batch])
                 optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 optimizer.step()
             with torch.no_grad():
                 now = float(_loss(net(scaled[outside]), counts[outside]))
@@ -83,12 +87,23 @@ def train(
                     break
     finally:
         torch.set_num_threads(threads)
-    layers = tuple((best[place].numpy().astype(np.float64), best[place + 1].numpy().astype(np.float64))
-                   for place in range(0, len(best), 2))
+    layers = tuple(
+        (best[place].numpy().astype(np.float64), best[place + 1].numpy().astype(np.float64))
+        for place in range(0, len(best), 2)
+    )
     plain = Verifier(tuple(features), window_hours, mean, scale, layers)
-    return _calibrate(plain, values[validation], rows[validation],
-                      {"epochs": float(epochs), "validation_loss": best_loss, "examples": float((~validation).sum()),
-                       "validation_examples": float(validation.sum()), "train_seconds": time.monotonic() - started})
+    return _calibrate(
+        plain,
+        values[validation],
+        rows[validation],
+        {
+            "epochs": float(epochs),
+            "validation_loss": best_loss,
+            "examples": float((~validation).sum()),
+            "validation_examples": float(validation.sum()),
+            "train_seconds": time.monotonic() - started,
+        },
+    )
 
 
 def _network(inputs: int, hidden: tuple[int, ...], base_rate: float, generator: Any) -> Any:
@@ -96,7 +111,7 @@ def _network(inputs: int, hidden: tuple[int, ...], base_rate: float, generator: 
 
     sizes = (inputs, *hidden)
     parts: list[torch.nn.Module] = []
-    for wide, narrow in zip(sizes[:-1], sizes[1:], strict=True):
+    for wide, narrow in itertools.pairwise(sizes):
         parts += [torch.nn.Linear(wide, narrow), torch.nn.ReLU()]
     parts.append(torch.nn.Linear(sizes[-1], 2))
     net = torch.nn.Sequential(*parts)
@@ -104,7 +119,7 @@ def _network(inputs: int, hidden: tuple[int, ...], base_rate: float, generator: 
         for module in net:
             if isinstance(module, torch.nn.Linear):
                 bound = (6 / module.in_features) ** 0.5
-                module.weight.uniform_(-bound, bound, generator=generator)  # type: ignore[arg-type]
+                module.weight.uniform_(-bound, bound, generator=generator)
                 module.bias.zero_()
         last = parts[-1]
         assert isinstance(last, torch.nn.Linear)
@@ -118,15 +133,17 @@ def _network(inputs: int, hidden: tuple[int, ...], base_rate: float, generator: 
 def _loss(output: Any, counts: Any) -> Any:
     import torch
 
-    logit, further = output[:, 0], torch.nn.functional.softplus(output[:, 1])  # type: ignore[index]
-    happened = (counts > 0).float()  # type: ignore[operator,attr-defined]
+    logit, further = output[:, 0], torch.nn.functional.softplus(output[:, 1])
+    happened = (counts > 0).float()
     expected = torch.sigmoid(logit) * (1 + further)
     poisson = (expected - counts * torch.log(expected + 1e-9)).mean()
     return torch.nn.functional.binary_cross_entropy_with_logits(logit, happened) + poisson
 
 
 def _calibrate(verifier: Verifier, values: Float64, rows: Float64, metrics: dict[str, float]) -> Verifier:
-    """Isotonic for the probability; then one factor on the further rows so that the expected rows sum to the real ones."""
+    """Isotonic for the probability; then one factor on the further rows so that the expected rows sum to the real
+    ones.
+    """
     raw, further = verifier.raw(values)
     label = (rows > 0).astype(np.float64)
     table = fit_isotonic(raw, label)
@@ -136,9 +153,19 @@ def _calibrate(verifier: Verifier, values: Float64, rows: Float64, metrics: dict
     clipped = np.clip(probability, 1e-9, 1 - 1e-9)
     loss = -(label * np.log(clipped) + (1 - label) * np.log(1 - clipped)).mean()
     return Verifier(
-        verifier.features, verifier.window_hours, verifier.mean, verifier.scale, verifier.layers, table, excess,
-        {**metrics, "log_loss": float(loss), "positives": float(label.mean()),
-         "captured_at_20": captured(probability * (1 + excess * further), rows, 0.2)},
+        verifier.features,
+        verifier.window_hours,
+        verifier.mean,
+        verifier.scale,
+        verifier.layers,
+        table,
+        excess,
+        {
+            **metrics,
+            "log_loss": float(loss),
+            "positives": float(label.mean()),
+            "captured_at_20": captured(probability * (1 + excess * further), rows, 0.2),
+        },
     )
 
 

@@ -6,7 +6,8 @@ labels of the foundation model go to an auxiliary head (Liang et al., 2025, ExFM
 same rows in the same order.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -55,16 +56,21 @@ class Schedule:
     """How a model is trained; the same for every feature set of a comparison."""
 
     epochs: int = 4
-    batch: int = 1024
+    batch: int = 512
     learning_rate: float = 2e-3
     weight_decay: float = 1e-5
-    buckets: int = 1 << 14
+    buckets: int = 1 << 13
     id_dim: int = 8
     slot_dim: int = 24
     hidden: tuple[int, int] = (64, 32)
     user_dropout: float = 0.3
     soft_weight: float = 1.0
     validation_share: float = 0.15
+
+    @property
+    def field_sizes(self) -> tuple[int, ...]:
+        """Buckets of each of ID_FIELDS: users and items have many ids, surfaces and hours few."""
+        return (self.buckets, self.buckets, self.buckets // 4, self.buckets // 4, 64, 32)
 
 
 class _Cross(nn.Module):
@@ -80,14 +86,15 @@ class _Cross(nn.Module):
 
 
 class _Network(nn.Module):
-    def __init__(self, fields: int, numbers: int, flags: int, dim: int, features: FeatureSet, plan: Schedule) -> None:
+    def __init__(self, numbers: int, flags: int, dim: int, features: FeatureSet, plan: Schedule) -> None:
         super().__init__()
         self.features = features
         self.user_dropout = plan.user_dropout
-        self.ids = nn.Embedding(fields * plan.buckets, plan.id_dim)
+        sizes = torch.tensor(plan.field_sizes)
+        self.ids = nn.Embedding(int(sizes.sum()), plan.id_dim)
         nn.init.normal_(self.ids.weight, std=0.01)
-        self.register_buffer("offsets", torch.arange(fields) * plan.buckets, persistent=False)
-        width = fields * plan.id_dim + numbers
+        self.register_buffer("offsets", sizes.cumsum(0) - sizes, persistent=False)
+        width = len(sizes) * plan.id_dim + numbers
         if features.flags:
             width += flags
         if features.pair:
@@ -147,15 +154,15 @@ class VerticalModel:
     features: FeatureSet
     network: _Network
     scaling: _Scaling
-    buckets: int
+    field_sizes: tuple[int, ...]
     seed: int
     epochs: int
 
     def predict(self, rows: Rows, batch: int = 8192) -> Float64:
         """P(click), [n], of rows with the widths that it was trained on."""
-        tensors = _tensors(self._view(rows), self.scaling, self.buckets)
+        tensors = _tensors(self._view(rows), self.scaling, self.field_sizes)
         self.network.eval()
-        with torch.no_grad():
+        with torch.no_grad(), _one_thread():
             parts = [torch.sigmoid(self.network(*(tensor[at : at + batch] for tensor in tensors))[0])
                      for at in range(0, len(rows), batch)]
         return torch.cat(parts).double().numpy() if parts else np.zeros(0)
@@ -182,17 +189,17 @@ def train(
         raise ValueError(f"{len(rows)} rows to train on, not both clicked and not clicked")
     scaling = _Scaling.fit(rows.take(slice(0, cut)))
     view = rows.shuffled(seed) if features.shuffled else rows
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _one_thread():
         torch.manual_seed(seed)
-        network = _Network(rows.ids.shape[1], rows.numbers.shape[1], rows.flags.shape[1], rows.pair.shape[1], features,
-                           plan)
+        network = _Network(rows.numbers.shape[1], rows.flags.shape[1], rows.pair.shape[1], features, plan)
         base = float(rows.label[:cut].mean())
         nn.init.constant_(network.head.bias, float(np.log(base / (1 - base))))
-        model = VerticalModel(features, network, scaling, plan.buckets, seed, 0)
-        tensors = _tensors(view, scaling, plan.buckets)
+        model = VerticalModel(features, network, scaling, plan.field_sizes, seed, 0)
+        tensors = _tensors(view, scaling, plan.field_sizes)
         label = torch.from_numpy(rows.label)
         soft = torch.from_numpy(np.nan_to_num(rows.soft, nan=-1.0))
-        optimizer = torch.optim.Adam(network.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay)
+        optimizer = torch.optim.Adam(network.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay,
+                                     fused=True)
         order = np.random.default_rng(seed)
         best, kept, kept_epoch = float("inf"), network.state_dict(), 0
         for epoch in range(1, plan.epochs + 1):
@@ -210,12 +217,23 @@ def train(
             if cut < len(rows):
                 found = _validation_loss(network, tensors, label, cut)
                 if found >= best:
-                    break
+                    continue
                 best = found
             kept_epoch = epoch
             kept = {name: value.clone() for name, value in network.state_dict().items()}
         network.load_state_dict(kept)
     return replace(model, epochs=kept_epoch)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The model is so small that threads cost more than they bring, above all where CPUs are shared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _soft_loss(logit: torch.Tensor, soft: torch.Tensor) -> torch.Tensor:
@@ -240,7 +258,7 @@ def _moments(values: Float32) -> tuple[Float32, Float32]:
     return values.mean(axis=0), np.where(deviation > 1e-6, deviation, 1.0).astype(np.float32)
 
 
-def _tensors(rows: Rows, scaling: _Scaling, buckets: int) -> tuple[torch.Tensor, ...]:
+def _tensors(rows: Rows, scaling: _Scaling, sizes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
     def scaled(values: Float32, moments: tuple[Float32, Float32], present: npt.NDArray[np.bool_]) -> torch.Tensor:
         result = (values - moments[0]) / moments[1]
         result[~present] = 0.0
@@ -248,7 +266,7 @@ def _tensors(rows: Rows, scaling: _Scaling, buckets: int) -> tuple[torch.Tensor,
 
     everywhere = np.ones(len(rows), dtype=np.bool_)
     return (
-        torch.from_numpy(rows.buckets(buckets)),
+        torch.from_numpy(rows.buckets(sizes)),
         scaled(rows.numbers, scaling.numbers, everywhere),
         torch.from_numpy(rows.flags),
         scaled(rows.pair, scaling.pair, rows.has_pair),

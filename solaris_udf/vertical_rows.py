@@ -1,7 +1,7 @@
 """The rows that a vertical model reads, as arrays: ids, numbers, what the snapshot served, and the labels."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -66,11 +66,12 @@ class Rows:
             has_user=self.has_user & keep,
         )
 
-    def buckets(self, count: int) -> Int64:
-        """ids hashed to 1..count-1 field by field, 0 where unknown."""
+    def buckets(self, sizes: Sequence[int]) -> Int64:
+        """ids hashed to 1..size-1, one size a field; 0 where unknown. int64 [n, fields]."""
         fields_apart = np.arange(self.ids.shape[1], dtype=np.uint64)
         mixed = _mix(np.add(self.ids.astype(np.uint64), fields_apart, dtype=np.uint64))
-        return np.where(self.ids == NO_ID, 0, 1 + (mixed % np.uint64(count - 1)).astype(np.int64))
+        places = (mixed % (np.array(sizes, np.uint64) - np.uint64(1))).astype(np.int64)
+        return np.where(self.ids == NO_ID, 0, 1 + places)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Where candidates come from: a bounded number per user and source, never every user with every item.
 
-A source is a function (view, settings, cap) -> frame of at, user_id, item_id, place (1 for its best of the user). Training
-and prediction share this code, so a model meets the candidates that it was trained on.
+A source is a function (view, settings, cap) -> frame of at, user_id, item_id, place (1 for its best of the user).
+Training and prediction share this code, so a model meets the candidates that it was trained on.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,9 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 class CandidateSettings(Section):
-    """Settings that candidates and their features depend on. They stand in [predict_pairs]; train_verifier reads them there."""
+    """Settings that candidates and their features depend on. They stand in [predict_pairs]; train_verifier reads
+    them there.
+    """
 
     sources: dict[str, int] = Field(
         {"recent": 300, "misses": 100, "cooccurrence": 20, "rising": 10, "new_items": 10},
@@ -47,7 +49,9 @@ class CandidateSettings(Section):
         if unknown:
             raise ValueError(f"unknown sources {unknown}; known: {', '.join(SOURCES)}")
         if not self.sources or min(self.sources.values()) < 1:
-            raise ValueError("sources names at least one source, each with a cap of 1 or more; leave out what you don't want")
+            raise ValueError(
+                "sources names at least one source, each with a cap of 1 or more; leave out what you don't want"
+            )
         if self.recent_hours > self.lookback_hours:
             raise ValueError(f"recent_hours {self.recent_hours} is more than lookback_hours {self.lookback_hours}")
         return self
@@ -55,8 +59,13 @@ class CandidateSettings(Section):
 
 def horizon_of(config: Config, settings: CandidateSettings) -> Horizon:
     """How far the pipeline looks back, and ahead."""
-    return Horizon(config.window.hours, settings.lookback_hours, settings.half_life_hours, config.serving.ttl_hours,
-                   settings.history_pairs)
+    return Horizon(
+        config.window.hours,
+        settings.lookback_hours,
+        settings.half_life_hours,
+        config.serving.ttl_hours,
+        settings.history_pairs,
+    )
 
 
 def candidate_settings(config: Config) -> CandidateSettings:
@@ -68,7 +77,10 @@ def candidates(view: View, settings: CandidateSettings) -> DataFrame:
     """One row per candidate of each reference time: at, user_id, item_id, sources (ARRAY, sorted)."""
     named = [
         SOURCES[name](view, settings, cap).select(
-            *PER_USER, "item_id", F.lit(name).alias("source"), (F.lit(place * 1_000_000) + F.col("place")).alias("place")
+            *PER_USER,
+            "item_id",
+            F.lit(name).alias("source"),
+            (F.lit(place * 1_000_000) + F.col("place")).alias("place"),
         )
         for place, (name, cap) in enumerate(settings.sources.items())
     ]
@@ -96,7 +108,8 @@ def misses(view: View, settings: CandidateSettings, cap: int) -> DataFrame:
 
 
 def _embedded(view: View) -> DataFrame:
-    """at, user_id, item_id of the pairs that an embedding within the TTL could have answered when the last window began.
+    """at, user_id, item_id of the pairs that an embedding within the TTL could have answered when the last window
+    began.
 
     Of any model version: a pair that another version has was foreseen, and this source is for those that were not.
     """
@@ -116,37 +129,50 @@ def _embedded(view: View) -> DataFrame:
 def cooccurrence(view: View, settings: CandidateSettings, cap: int) -> DataFrame:
     """Items that are scored in the same requests as the user's most frequent items.
 
-    Counted on a sample of requests, chosen by hash. Each of the user's items adds how often, of the requests it is in, the
-    other one is in them too.
+    Counted on a sample of requests, chosen by hash. Each of the user's items adds how often, of the requests it is in,
+    the other one is in them too.
     """
     total = view.users.groupBy("at").agg(F.sum("requests").alias("requests"))
-    sampled = view.rows.join(F.broadcast(total), "at", "inner").where(
-        F.pmod(F.xxhash64("request_id"), F.lit(HASH_RANGE)) / float(HASH_RANGE)
-        < F.lit(float(settings.cooccurrence_requests)) / F.col("requests")
-    ).select("at", "request_id", "item_id")
+    sampled = (
+        view.rows.join(F.broadcast(total), "at", "inner")
+        .where(
+            F.pmod(F.xxhash64("request_id"), F.lit(HASH_RANGE)) / float(HASH_RANGE)
+            < F.lit(float(settings.cooccurrence_requests)) / F.col("requests")
+        )
+        .select("at", "request_id", "item_id")
+    )
     # Two equally long requests of a thousand items would make a million pairs: a hash chooses which are looked at.
-    in_request = best_per(sampled.distinct(), ("at", "request_id"), [F.xxhash64("item_id"), F.col("item_id")], ITEMS_PER_REQUEST)
+    in_request = best_per(
+        sampled.distinct(), ("at", "request_id"), [F.xxhash64("item_id"), F.col("item_id")], ITEMS_PER_REQUEST
+    )
     baskets = in_request.groupBy("at", "request_id").agg(F.collect_list("item_id").alias("basket"))
     counts = (
         baskets.select("at", "basket", F.explode("basket").alias("item_id"))
         .select("at", "item_id", F.explode("basket").alias("other_id"))
-        .groupBy("at", "item_id", "other_id").agg(F.count("*").alias("n"))
+        .groupBy("at", "item_id", "other_id")
+        .agg(F.count("*").alias("n"))
     )
     of_item = Window.partitionBy("at", "item_id")
     with_itself = F.max(F.when(F.col("item_id") == F.col("other_id"), F.col("n"))).over(of_item)
     weighed = counts.withColumn("weight", F.floor(F.col("n") * DECAY_UNIT / with_itself)).where(
-        (F.col("item_id") != F.col("other_id")) & (F.col("n") > 1))
-    similar = best_per(weighed, ("at", "item_id"), [F.col("weight").desc(), F.col("other_id")], settings.cooccurrence_items)
+        (F.col("item_id") != F.col("other_id")) & (F.col("n") > 1)
+    )
+    similar = best_per(
+        weighed, ("at", "item_id"), [F.col("weight").desc(), F.col("other_id")], settings.cooccurrence_items
+    )
     seeds = best_per(view.pairs, PER_USER, frequent_first(), SEED_ITEMS).select(*PER_USER, "item_id")
     scored = (
         seeds.join(similar.select("at", "item_id", "other_id", "weight"), ["at", "item_id"], "inner")
-        .groupBy(*PER_USER, F.col("other_id").alias("item_id")).agg(F.sum("weight").alias("weight"))
+        .groupBy(*PER_USER, F.col("other_id").alias("item_id"))
+        .agg(F.sum("weight").alias("weight"))
     )
     return best_per(scored, PER_USER, [F.col("weight").desc(), F.col("item_id")], cap)
 
 
 def rising(view: View, settings: CandidateSettings, cap: int) -> DataFrame:
-    """Items that were scored more in the last window than the lookback before it led to expect, for every active user."""
+    """Items that were scored more in the last window than the lookback before it led to expect, for every active
+    user.
+    """
     windows = settings.lookback_hours / view.window_hours
     now = F.col("item_rows_window")
     before = (F.col("item_rows") - now) / F.lit(max(windows - 1, 1.0))
@@ -160,17 +186,25 @@ def rising(view: View, settings: CandidateSettings, cap: int) -> DataFrame:
 def new_items(view: View, settings: CandidateSettings, cap: int) -> DataFrame:
     """Items created lately in the categories and by the advertisers that the user meets most, newest first."""
     age = F.array(*(F.lit(micros(time)) for time in view.times))
-    seen_from = F.filter(age, lambda at: (F.col("created") < at) & (F.col("created") >= at - round(settings.new_item_hours * HOUR)))
-    kinds = F.array(F.struct(F.lit("category").alias("kind"), F.col("category_id").alias("key")),
-                    F.struct(F.lit("advertiser").alias("kind"), F.col("advertiser_id").alias("key")))
+    seen_from = F.filter(
+        age, lambda at: (F.col("created") < at) & (F.col("created") >= at - round(settings.new_item_hours * HOUR))
+    )
+    kinds = F.array(
+        F.struct(F.lit("category").alias("kind"), F.col("category_id").alias("key")),
+        F.struct(F.lit("advertiser").alias("kind"), F.col("advertiser_id").alias("key")),
+    )
     fresh = (
         view.items.select("item_id", "created", kinds.alias("tastes"), F.explode(seen_from).alias("at"))
         .select("at", "item_id", "created", F.explode("tastes").alias("taste"))
-        .select("at", "item_id", "created", "taste.*").where("key IS NOT NULL")
+        .select("at", "item_id", "created", "taste.*")
+        .where("key IS NOT NULL")
     )
     newest = best_per(fresh, ("at", "kind", "key"), [F.col("created").desc(), F.col("item_id")], cap).drop("place")
-    named = view.tastes.where(F.col("place") <= TOP_TASTES).select(*PER_USER, "kind", "key").join(
-        newest, ["at", "kind", "key"], "inner")
+    named = (
+        view.tastes.where(F.col("place") <= TOP_TASTES)
+        .select(*PER_USER, "kind", "key")
+        .join(newest, ["at", "kind", "key"], "inner")
+    )
     either = named.groupBy(*PER_USER, "item_id").agg(F.max("created").alias("created"))
     return best_per(either, PER_USER, [F.col("created").desc(), F.col("item_id")], cap)
 

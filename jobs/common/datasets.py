@@ -2,8 +2,8 @@
 
 A mapping lives in conf/datasets/NAME.toml, or anywhere if `log.dataset` is the path of its file. Every value below
 `columns` and `labels` is the exact name of a column of the file, or else a Spark SQL expression over its columns (names
-with other characters than letters, digits and _ in backquotes). Columns of text files are strings; `types` declares those
-that expressions calculate with. docs/bring-your-own-log.md walks through one.
+with other characters than letters, digits and _ in backquotes). Columns of text files are strings; `types` declares
+those that expressions calculate with. docs/bring-your-own-log.md walks through one.
 """
 
 import difflib

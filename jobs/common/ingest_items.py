@@ -14,7 +14,7 @@ COLUMNS = ("item_id", *ITEM_VALUES)
 
 
 def new_items(found: DataFrame, known: DataFrame) -> DataFrame:
-    """The items of found (one row an item, `derived` if only the log names it) that are new or differ from the known ones.
+    """The items of found (one row an item, `derived` if only the log names it) that are new or differ from the known.
 
     An item that the log alone names is new once, and changes nothing that is known.
     """
@@ -33,8 +33,8 @@ def one_per_item(rows: DataFrame, *order: str) -> DataFrame:
 
 
 def items_of(kept: DataFrame, listed: DataFrame | None) -> DataFrame:
-    """Every item that the run knows: those of the items files (listed), or else of the log's own columns, and the ids of
-    log rows that no file lists. Columns of items, `derived`."""
+    """Every item that the run knows: those of the items files (listed), or else of the log's own columns, and the ids
+    of log rows that no file lists. Columns of items, `derived`."""
     if listed is None:
         has_values = "category_id" in kept.columns
         rows = kept if has_values else kept.withColumns({name: _null(name) for name in ITEM_VALUES})

@@ -1,6 +1,6 @@
 """From the files of each part of a dataset to rows in our types, one function a part.
 
-Every row of the files comes out, with `fault` (why it can't be used, null if it can), `raw` (the row as it came), and
+Every row of the files comes out, with `fault` (why it can't be used, null if it can), CORRUPT and SOURCE, and
 the text of ids that were hashed (user_text, ...), null for integer ids.
 """
 
@@ -14,7 +14,7 @@ from jobs.common import ingest_fields as fields
 from jobs.common.datasets import Dataset, IdType, ItemColumns, ItemsPart, LabelsPart, Time
 from jobs.common.errors import UserError
 from jobs.common.ingest_fields import Value
-from jobs.common.ingest_read import CORRUPT, dtype, evaluate
+from jobs.common.ingest_read import CORRUPT, SOURCE, dtype, evaluate
 
 LABEL = "label "  # a space: no name of a column of ours
 ITEM = "item "
@@ -23,7 +23,7 @@ ITEM_TEXTS = ("category_text", "categories_text", "advertiser_text")
 
 
 def log_rows(source: DataFrame, dataset: Dataset, name: str) -> DataFrame:
-    """ranking_log's columns, fault, raw, user_text, item_text; and ITEM_VALUES and ITEM_TEXTS where items come from the log."""
+    """ranking_log's columns, fault, user_text, item_text; ITEM_VALUES and ITEM_TEXTS if the log has the items."""
     part, ids = dataset.log, dataset.ids
     how = part.time or dataset.time
     given = {key: expression for key, expression in part.columns.model_dump().items() if expression}
@@ -84,12 +84,13 @@ def log_rows(source: DataFrame, dataset: Dataset, name: str) -> DataFrame:
         item_text.alias("item_text"),
         *[column.alias(key) for key, column in texts.items()],
         _fault_of(everything).alias("fault"),
-        "raw",
+        CORRUPT,
+        SOURCE,
     )
 
 
 def item_rows(source: DataFrame, part: ItemsPart, dataset: Dataset, name: str) -> DataFrame:
-    """item_id, ITEM_VALUES, item_text, ITEM_TEXTS, fault, raw."""
+    """item_id, ITEM_VALUES, item_text, ITEM_TEXTS, fault."""
     expressions = {"item_id": part.columns.item_id, **_item_expressions(part.columns)}
     rows = evaluate(source, expressions, name)
     item, item_text = _id(rows, "item_id", dataset.ids.item)
@@ -100,12 +101,13 @@ def item_rows(source: DataFrame, part: ItemsPart, dataset: Dataset, name: str) -
         item_text.alias("item_text"),
         *[column.alias(key) for key, column in texts.items()],
         _fault_of([item, *values.values()]).alias("fault"),
-        "raw",
+        CORRUPT,
+        SOURCE,
     )
 
 
 def label_rows(source: DataFrame, part: LabelsPart, dataset: Dataset, name: str) -> DataFrame:
-    """label_events' columns with occurred_at as event_time, item_text, fault, raw."""
+    """label_events' columns with occurred_at as event_time, item_text, fault."""
     rows = evaluate(source, {key: text for key, text in part.columns.model_dump().items() if text}, name)
     how = part.time or dataset.time
     item, item_text = _id(rows, "item_id", dataset.ids.item)
@@ -125,7 +127,8 @@ def label_rows(source: DataFrame, part: LabelsPart, dataset: Dataset, name: str)
         *[value.value.alias(key) for key, value in values.items()],
         item_text.alias("item_text"),
         _fault_of(list(values.values())).alias("fault"),
-        "raw",
+        CORRUPT,
+        SOURCE,
     )
 
 
@@ -246,4 +249,4 @@ def _fixed(value: Column) -> Value:
 
 def _fault_of(values: list[Value]) -> Column:
     faults = fields.all_faults(*[value.fault for value in values])
-    return F.when(F.col(CORRUPT), F.lit("malformed record")).otherwise(faults)
+    return F.when(F.col(CORRUPT).isNotNull(), F.lit("malformed record")).otherwise(faults)

@@ -15,12 +15,13 @@ from jobs.common.datasets import Dataset, Source
 from jobs.common.errors import UserError
 
 CORRUPT = "_corrupt_record"
+SOURCE = "_source"
 ELEMENT, ELEMENT_INDEX = "element", "element_index"
 
 
 def is_location(text: str) -> bool:
     """Whether a path is complete in itself: absolute, or a URI with a scheme."""
-    return text.startswith("/") or "://" in text or text.startswith("file:")
+    return text.startswith(("/", "file:")) or "://" in text
 
 
 def base_paths(config: Config, dataset: Dataset) -> tuple[str, str]:
@@ -42,10 +43,11 @@ def location(base: str, files: str) -> str:
 
 
 def read_source(spark: SparkSession, source: Source, path: str, name: str) -> DataFrame:
-    """The rows of the files, with CORRUPT: the text of a record that does not fit the format, else null.
+    """The rows of the files, with CORRUPT: the text of a record that does not fit the format, else null; SOURCE: all
+    columns as they came, as a struct.
 
-    csv, tsv and jsonl give strings (nested JSON keeps its structure), so that ids keep every digit. Columns below `types`
-    are cast, null where a value does not fit. name says which part this is, for errors.
+    csv, tsv and jsonl give strings (nested JSON keeps its structure), so that ids keep every digit. Columns below
+    `types` are cast, null where a value does not fit. name says which part this is, for errors.
 
     Raises UserError if nothing is there, it is empty or not of its format, or types names an unknown column.
     """
@@ -64,6 +66,7 @@ def read_source(spark: SparkSession, source: Source, path: str, name: str) -> Da
     columns = [column for column in rows.columns if column != CORRUPT]
     if not columns:
         raise UserError(f"{name}: {path} is empty: it holds no rows and no columns")
+    rows = rows.withColumn(SOURCE, F.struct(*[F.col(quoted(column)) for column in columns]))
     for column, kind in source.types.items():
         if column not in columns:
             raise UserError(
@@ -86,23 +89,28 @@ def read_source(spark: SparkSession, source: Source, path: str, name: str) -> Da
 
 
 def evaluate(rows: DataFrame, expressions: Mapping[str, str], name: str) -> DataFrame:
-    """One column per expression, under its key, and `raw`: the row as it came, JSON or the malformed record's own text.
+    """One column per expression, under its key, and CORRUPT and SOURCE.
 
-    CORRUPT stays, as a boolean. Raises UserError that names the key of a wrong column or expression.
+    Raises UserError that names the key of a wrong column or expression.
     """
-    columns = [column for column in rows.columns if column not in (CORRUPT, ELEMENT_INDEX)]
-    raw = F.to_json(F.struct(*[F.col(quoted(column)) for column in columns]), {"ignoreNullFields": "false"})
     values = [checked(rows, text, f"{name}.{key}").alias(key) for key, text in expressions.items()]
-    corrupt = F.col(CORRUPT).isNotNull()
     try:
-        return rows.select(*values, F.coalesce(F.col(CORRUPT), raw).alias("raw"), corrupt.alias(CORRUPT))
+        return rows.select(*values, CORRUPT, SOURCE)
     except AnalysisException as error:
         raise UserError(f"{name}: an expression can't be used row by row: {one_line(error)}") from None
 
 
+def with_raw(rows: DataFrame, everywhere: bool = False) -> DataFrame:
+    """`raw` instead of CORRUPT and SOURCE: the row as it came, JSON or the malformed record's own text; of rows without
+    fault only if asked for, because it costs."""
+    raw = F.coalesce(F.col(CORRUPT), F.to_json(SOURCE, {"ignoreNullFields": "false"}))
+    raw = raw if everywhere else F.when(F.col("fault").isNotNull(), raw)
+    return rows.withColumn("raw", raw).drop(CORRUPT, SOURCE)
+
+
 def checked(rows: DataFrame, text: str, key: str) -> Column:
     """The column of that very name, or the expression. Raises UserError that says what is wrong and what is near."""
-    columns = [column for column in rows.columns if column != CORRUPT]
+    columns = [column for column in rows.columns if column not in (CORRUPT, SOURCE)]
     if text in columns:
         return F.col(quoted(text))
     try:
@@ -123,8 +131,8 @@ def checked(rows: DataFrame, text: str, key: str) -> Column:
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Turns what Spark only notices while it reads (a value that an expression can't use, headers that differ from file to
-    file) into a UserError."""
+    """Turns what Spark only notices while it reads (a value that an expression can't use, headers that differ from file
+    to file) into a UserError."""
     try:
         yield
     except Exception as error:
@@ -184,7 +192,7 @@ def _read(spark: SparkSession, source: Source, path: str) -> DataFrame:
         reader.option("sep", source.delimiter or ("\t" if source.format == "tsv" else ","))
         .option("quote", source.quote)
         .option("escape", source.escape or source.quote or "\\")
-        # Each file's header is checked against the first one's: a column in another place must not be taken for another.
+        # Each file's header is checked against the first one's: a column must not be taken for another.
         .option("header", source.header)
         .option("enforceSchema", not source.header)
     )

@@ -7,8 +7,8 @@ Let t be a run's as_of and p the as_of of the latest ranking_log slice before it
 * Where the arrival is unknown (no arrived_at), a row arrived when it happened. Only if it is older than p and no other
   slice holds it, it was found late: then arrived_at = t. Rows older than `late_days` before p are taken as held, for
   looking further back would compare the whole log in every run; 0 days means no limit.
-* A row is *from the future*, whatever the run, if event_time > arrived_at + skew. Where the arrival is unknown and the log
-  is live (not a replay), it is if event_time >= t + max_ahead.
+* A row is *from the future*, whatever the run, if event_time > arrived_at + skew. Where the arrival is unknown and the
+  log is live (not a replay), it is if event_time >= t + max_ahead.
 * A refused row belongs to the run in which it arrived; if that is unknown, to the first run that meets it. So a refused
   row is recorded once, and one that names no time at all is too.
 * One row per key is kept: none that another slice holds, and within the run the first by (arrived_at, event_time,
@@ -131,8 +131,8 @@ def other_slices(table: DataFrame, moment: Moment) -> DataFrame:
 
 
 def never_refused(rows: DataFrame, rejected: DataFrame) -> DataFrame:
-    """rows (raw, fault, ...) without the good ones whose text another run refused: in a live log without arrival times a row
-    from the future would come in once its time has come."""
+    """rows (raw, fault, ...) without the good ones whose text another run refused: in a live log without arrival times,
+    a row from the future would come in once its time has come."""
     known = rejected.select(F.col("row").alias("_refused")).distinct()
     return rows.join(known, on=F.col("fault").isNull() & (F.col("raw") == F.col("_refused")), how="left_anti")
 

@@ -28,8 +28,7 @@ def write_item_table(run: Run) -> Path:
     items_at(run.tables, run.as_of).select(*columns).write.mode("overwrite").parquet(str(rows))
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for batch in ds.dataset(str(rows), format="parquet", schema=ITEM_SCHEMA).to_batches():
-            yield batch
+        yield from ds.dataset(str(rows), format="parquet", schema=ITEM_SCHEMA).to_batches()
 
     path = folder / "items.arrow"
     try:

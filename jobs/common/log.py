@@ -56,10 +56,13 @@ def histories_at(tables: Tables, as_of: datetime) -> DataFrame:
     return latest_per(rows, "user_id")
 
 
-def recent_pair_embeddings(tables: Tables, as_of: datetime, hours: float, model_version: str | None = None) -> DataFrame:
+def recent_pair_embeddings(
+    tables: Tables, as_of: datetime, hours: float, model_version: str | None = None
+) -> DataFrame:
     """Every pair embedding computed in (as_of - hours, as_of], older versions of a pair too."""
     start = as_of - timedelta(hours=hours)
-    rows = tables.read("pair_embeddings").where((F.col("slice") > slice_of(start)) & (F.col("slice") <= slice_of(as_of)))
+    in_window = (F.col("slice") > slice_of(start)) & (F.col("slice") <= slice_of(as_of))
+    rows = tables.read("pair_embeddings").where(in_window)
     return rows if model_version is None else rows.where(F.col("model_version") == model_version)
 
 

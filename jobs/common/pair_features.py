@@ -8,32 +8,65 @@ from pyspark.sql import functions as F
 
 from jobs.common.pair_statistics import DECAY_UNIT, HOUR, PER_USER, View
 
-# Where a source flag is a feature. `misses` is not: it says what this pipeline computed, not what the user does, and would
-# make the model depend on its own earlier choices.
+# Where a source flag is a feature. `misses` is not: it says what this pipeline computed, not what the user does, and
+# would make the model depend on its own earlier choices.
 FLAGGED = ("recent", "cooccurrence", "rising", "new_items")
 
 FEATURES: tuple[str, ...] = (
     # the pair
-    "rows_1h", "rows_6h", "rows_24h", "rows", "decayed", "decayed_slow", "shown_24h", "shown", "clicked",
-    "hours_since_last", "hours_since_first", "requests_since_last", "requests_since_first", "share_since_first", "seen",
+    "rows_1h",
+    "rows_6h",
+    "rows_24h",
+    "rows",
+    "decayed",
+    "decayed_slow",
+    "shown_24h",
+    "shown",
+    "clicked",
+    "hours_since_last",
+    "hours_since_first",
+    "requests_since_last",
+    "requests_since_first",
+    "share_since_first",
+    "seen",
     # the user
-    "requests_1h", "requests_6h", "requests_24h", "requests_per_day", "expected_requests",
-    "hours_since_request", "user_hours", "rows_per_request", "pairs_24h", "repeats_24h", "renewed_24h", "renewed_6h",
+    "requests_1h",
+    "requests_6h",
+    "requests_24h",
+    "requests_per_day",
+    "expected_requests",
+    "hours_since_request",
+    "user_hours",
+    "rows_per_request",
+    "pairs_24h",
+    "repeats_24h",
+    "renewed_24h",
+    "renewed_6h",
     # the item
-    "item_rows_1h", "item_rows_6h", "item_rows_24h", "item_rows_per_day", "item_velocity", "item_hours_since_last", "item_age_hours", "item_age_known",
+    "item_rows_1h",
+    "item_rows_6h",
+    "item_rows_24h",
+    "item_rows_per_day",
+    "item_velocity",
+    "item_hours_since_last",
+    "item_age_hours",
+    "item_age_known",
     # the user and items like this one
-    "category_share", "advertiser_share",
+    "category_share",
+    "advertiser_share",
     *(f"from_{source}" for source in FLAGGED),
 )
 
 
 def features(view: View, pairs: DataFrame) -> DataFrame:
     """Adds FEATURES (DOUBLE) to candidates (at, user_id, item_id, sources), one row out for each row in."""
+
     def shares(kind: str) -> Column:
         return F.map_from_entries(F.collect_list(F.when(F.col("kind") == kind, F.struct("key", "share"))))
 
     tastes = view.tastes.groupBy(*PER_USER).agg(
-        shares("category").alias("category_shares"), shares("advertiser").alias("advertiser_shares"))
+        shares("category").alias("category_shares"), shares("advertiser").alias("advertiser_shares")
+    )
     joined = (
         pairs.join(view.pairs, [*PER_USER, "item_id"], "left")
         .join(view.users, [*PER_USER], "left")
@@ -41,9 +74,15 @@ def features(view: View, pairs: DataFrame) -> DataFrame:
         .join(view.item_counts, ["at", "item_id"], "left")
         .join(view.items, "item_id", "left")
     )
-    return joined.select(*PER_USER, "item_id", "sources", *(
-        F.coalesce(expression.cast("double"), F.lit(0.0)).alias(name) for name, expression in _expressions(view).items()
-    ))
+    return joined.select(
+        *PER_USER,
+        "item_id",
+        "sources",
+        *(
+            F.coalesce(expression.cast("double"), F.lit(0.0)).alias(name)
+            for name, expression in _expressions(view).items()
+        ),
+    )
 
 
 def _expressions(view: View) -> dict[str, Column]:
@@ -64,7 +103,9 @@ def _expressions(view: View) -> dict[str, Column]:
     # At least a day: hours of log do not say how often a user comes in a day.
     days = F.greatest(F.lit(1.0), F.coalesce(F.col("user_first_age"), F.lit(0)) / (24.0 * HOUR))
     created_hours = (F.col("at") - F.col("created")) / F.lit(float(HOUR))
-    counted = {name: known(name) for name in ("rows_1h", "rows_6h", "rows_24h", "rows", "shown_24h", "shown", "clicked")}
+    counted = {
+        name: known(name) for name in ("rows_1h", "rows_6h", "rows_24h", "rows", "shown_24h", "shown", "clicked")
+    }
     found = {
         **counted,
         "decayed": known("decayed") / DECAY_UNIT,
@@ -76,7 +117,9 @@ def _expressions(view: View) -> dict[str, Column]:
         # Of the requests since the pair first came up, how many it was in: what a set of live campaigns looks like.
         "share_since_first": known("rows") / (requests_since("first_bucket") + 1),
         "seen": F.col("rows").isNotNull().cast("int"),
-        "requests_1h": known("requests_1h"), "requests_6h": known("requests_6h"), "requests_24h": known("requests_24h"),
+        "requests_1h": known("requests_1h"),
+        "requests_6h": known("requests_6h"),
+        "requests_24h": known("requests_24h"),
         "requests_per_day": known("requests") / days,
         # What the coming window's hours of the day brought on the days before.
         "expected_requests": known("requests_profile") / days * max(1.0, 1 / windows_per_day),
@@ -88,7 +131,9 @@ def _expressions(view: View) -> dict[str, Column]:
         # How many of the user's latest pairs were new: when their campaigns change, all of them do.
         "renewed_24h": known("new_pairs_24h") / F.greatest(known("pairs_24h"), F.lit(1)),
         "renewed_6h": known("new_pairs_6h") / F.greatest(known("pairs_6h"), F.lit(1)),
-        "item_rows_1h": known("item_rows_1h"), "item_rows_6h": known("item_rows_6h"), "item_rows_24h": known("item_rows_24h"),
+        "item_rows_1h": known("item_rows_1h"),
+        "item_rows_6h": known("item_rows_6h"),
+        "item_rows_24h": known("item_rows_24h"),
         "item_rows_per_day": known("item_rows") / (view.lookback_hours / 24),
         "item_velocity": (known("item_rows_6h") * 4 + 1) / (known("item_rows_24h") + 1),
         "item_hours_since_last": hours("item_last_age"),

@@ -1,8 +1,8 @@
 """What the log says about pairs and users before each reference time: the base of candidates and features.
 
-One training run looks from many reference times, so every frame here has a column `at` (microseconds since 1970 UTC) and
-one plan serves them all; a predicting run has a single one. All sums are of integers: the result does not depend on the
-order in which Spark adds, and so not on the partitioning.
+One training run looks from many reference times, so every frame here has a column `at` (microseconds since 1970 UTC)
+and one plan serves them all; a predicting run has a single one. All sums are of integers: the result does not depend
+on the order in which Spark adds, and so not on the partitioning.
 """
 
 from collections.abc import Iterator, Sequence
@@ -68,8 +68,9 @@ def open_view(
 ) -> Iterator[View]:
     """The view from reference times, all at or before read_at, the as_of of the run that reads.
 
-    Each time sees rows with event_time in [time - lookback, time) that had arrived by then. Of items it sees those created
-    before it; what is known of them is as of read_at, because a log loaded at once has no older state of its items.
+    Each time sees rows with event_time in [time - lookback, time) that had arrived by then. Of items it sees those
+    created before it; what is known of them is as of read_at, because a log loaded at once has no older state of its
+    items.
 
     part_of_users: a trainer looks at this part of the users only, chosen by hash, but at all that is scored for items.
     """
@@ -77,18 +78,35 @@ def open_view(
     rows = everyone
     if part_of_users < 1:
         rows = rows.where(F.pmod(F.xxhash64("user_id"), F.lit(HASH_RANGE)) < round(part_of_users * HASH_RANGE))
-    items = items_at(tables, read_at).select(
-        "item_id", "category_id", "advertiser_id", F.unix_micros("created_at").alias("created")
-    ).persist()
-    pairs = best_per(
-        pair_statistics(rows, horizon.window, horizon.half_life), PER_USER, frequent_first(), horizon.pairs_per_user
-    ).drop("place").persist()
+    items = (
+        items_at(tables, read_at)
+        .select("item_id", "category_id", "advertiser_id", F.unix_micros("created_at").alias("created"))
+        .persist()
+    )
+    pairs = (
+        best_per(
+            pair_statistics(rows, horizon.window, horizon.half_life), PER_USER, frequent_first(), horizon.pairs_per_user
+        )
+        .drop("place")
+        .persist()
+    )
     users = user_statistics(rows, pairs, horizon.window).persist()
     tastes = taste_statistics(pairs, items).persist()
     item_counts = item_statistics(everyone, horizon.window).persist()
     try:
-        yield View(tables, tuple(times), horizon.window, horizon.lookback, horizon.ttl, rows, pairs, users, tastes,
-                   item_counts, items)
+        yield View(
+            tables,
+            tuple(times),
+            horizon.window,
+            horizon.lookback,
+            horizon.ttl,
+            rows,
+            pairs,
+            users,
+            tastes,
+            item_counts,
+            items,
+        )
     finally:
         for frame in (item_counts, tastes, users, pairs, items):
             frame.unpersist()
@@ -116,9 +134,18 @@ def log_rows(tables: Tables, times: Sequence[datetime], lookback_hours: float, r
     )
     return (
         log_before(tables, max(times), span + lookback_hours, read_at)
-        .select("user_id", "item_id", "request_id", "shown", "clicked", event.alias("event"),
-                F.explode(seen_from).alias("at"))
-        .select("at", "user_id", "item_id", "request_id", (F.col("at") - F.col("event")).alias("age"), "shown", "clicked")
+        .select(
+            "user_id",
+            "item_id",
+            "request_id",
+            "shown",
+            "clicked",
+            event.alias("event"),
+            F.explode(seen_from).alias("at"),
+        )
+        .select(
+            "at", "user_id", "item_id", "request_id", (F.col("at") - F.col("event")).alias("age"), "shown", "clicked"
+        )
     )
 
 
@@ -138,12 +165,20 @@ def pair_statistics(rows: DataFrame, window_hours: float, half_life_hours: float
         return F.sum(F.round(F.pow(F.lit(2.0), -age / (hours * HOUR)) * DECAY_UNIT).cast("bigint"))
 
     return rows.groupBy("at", "user_id", "item_id").agg(
-        F.count("*").alias("rows"), within(1).alias("rows_1h"), within(6).alias("rows_6h"), within(24).alias("rows_24h"),
+        F.count("*").alias("rows"),
+        within(1).alias("rows_1h"),
+        within(6).alias("rows_6h"),
+        within(24).alias("rows_24h"),
         within(window_hours).alias("rows_window"),
-        F.count_if("shown").alias("shown"), within(24, F.col("shown")).alias("shown_24h"), F.count_if("clicked").alias("clicked"),
-        decay(half_life_hours).alias("decayed"), decay(4 * half_life_hours).alias("decayed_slow"),
-        F.min("age").alias("last_age"), F.max("age").alias("first_age"),
-        bucket_of(F.min("age")).alias("last_bucket"), bucket_of(F.max("age")).alias("first_bucket"),
+        F.count_if("shown").alias("shown"),
+        within(24, F.col("shown")).alias("shown_24h"),
+        F.count_if("clicked").alias("clicked"),
+        decay(half_life_hours).alias("decayed"),
+        decay(4 * half_life_hours).alias("decayed_slow"),
+        F.min("age").alias("last_age"),
+        F.max("age").alias("first_age"),
+        bucket_of(F.min("age")).alias("last_bucket"),
+        bucket_of(F.max("age")).alias("first_bucket"),
     )
 
 
@@ -154,8 +189,10 @@ def user_statistics(rows: DataFrame, pairs: DataFrame, window_hours: float) -> D
     ARRAY, bounded by the lookback). requests_profile: requests in the hours of the day that the coming window covers.
     """
     buckets = (
-        rows.select(*PER_USER, "request_id", bucket_of(F.col("age")).alias("bucket")).distinct()
-        .groupBy(*PER_USER, "bucket").agg(F.count("*").alias("requests"))
+        rows.select(*PER_USER, "request_id", bucket_of(F.col("age")).alias("bucket"))
+        .distinct()
+        .groupBy(*PER_USER, "bucket")
+        .agg(F.count("*").alias("requests"))
     )
     newer = Window.partitionBy(*PER_USER).orderBy("bucket").rowsBetween(Window.unboundedPreceding, -1)
     day, requests = 24 * HOUR // BUCKET, F.col("requests")
@@ -169,15 +206,20 @@ def user_statistics(rows: DataFrame, pairs: DataFrame, window_hours: float) -> D
         .groupBy(*PER_USER)
         .agg(
             F.sum("requests").alias("requests"),
-            within(1).alias("requests_1h"), within(6).alias("requests_6h"), within(24).alias("requests_24h"),
+            within(1).alias("requests_1h"),
+            within(6).alias("requests_6h"),
+            within(24).alias("requests_24h"),
             F.sum(F.when(coming, requests).otherwise(0)).alias("requests_profile"),
             F.min("bucket").alias("user_last_bucket"),
             F.array_sort(F.collect_list(F.struct("bucket", "after"))).alias("places"),
         )
-        .withColumns({"buckets": F.col("places.bucket"), "before": F.col("places.after")}).drop("places")
+        .withColumns({"buckets": F.col("places.bucket"), "before": F.col("places.after")})
+        .drop("places")
     )
     habits = pairs.groupBy(*PER_USER).agg(
-        F.sum("rows").alias("user_rows"), F.sum("rows_24h").alias("user_rows_24h"), F.max("first_age").alias("user_first_age"),
+        F.sum("rows").alias("user_rows"),
+        F.sum("rows_24h").alias("user_rows_24h"),
+        F.max("first_age").alias("user_first_age"),
         F.count_if(F.col("last_age") <= 24 * HOUR).alias("pairs_24h"),
         F.count_if(F.col("first_age") <= 24 * HOUR).alias("new_pairs_24h"),
         F.count_if(F.col("last_age") <= 6 * HOUR).alias("pairs_6h"),
@@ -189,16 +231,26 @@ def user_statistics(rows: DataFrame, pairs: DataFrame, window_hours: float) -> D
 def taste_statistics(pairs: DataFrame, items: DataFrame) -> DataFrame:
     """One row per (at, user_id, kind, key), kind being category or advertiser: the user's decayed rows of such items
     (weight), its part of all with a known one (share), and its place among them, 1 first."""
-    kinds = F.array(F.struct(F.lit("category").alias("kind"), F.col("category_id").alias("key")),
-                    F.struct(F.lit("advertiser").alias("kind"), F.col("advertiser_id").alias("key")))
-    known = items.select("item_id", F.explode(kinds).alias("taste")).select("item_id", "taste.*").where("key IS NOT NULL")
-    summed = pairs.select(*PER_USER, "item_id", "decayed_slow").join(known, "item_id", "inner").groupBy(
-        *PER_USER, "kind", "key").agg(F.sum("decayed_slow").alias("weight"))
+    kinds = F.array(
+        F.struct(F.lit("category").alias("kind"), F.col("category_id").alias("key")),
+        F.struct(F.lit("advertiser").alias("kind"), F.col("advertiser_id").alias("key")),
+    )
+    known = (
+        items.select("item_id", F.explode(kinds).alias("taste")).select("item_id", "taste.*").where("key IS NOT NULL")
+    )
+    summed = (
+        pairs.select(*PER_USER, "item_id", "decayed_slow")
+        .join(known, "item_id", "inner")
+        .groupBy(*PER_USER, "kind", "key")
+        .agg(F.sum("decayed_slow").alias("weight"))
+    )
     within = Window.partitionBy(*PER_USER, "kind")
-    return summed.withColumns({
-        "share": F.col("weight") / F.greatest(F.sum("weight").over(within), F.lit(1)),
-        "place": F.row_number().over(within.orderBy(F.col("weight").desc(), F.col("key"))),
-    })
+    return summed.withColumns(
+        {
+            "share": F.col("weight") / F.greatest(F.sum("weight").over(within), F.lit(1)),
+            "place": F.row_number().over(within.orderBy(F.col("weight").desc(), F.col("key"))),
+        }
+    )
 
 
 def item_statistics(rows: DataFrame, window_hours: float) -> DataFrame:
@@ -209,12 +261,18 @@ def item_statistics(rows: DataFrame, window_hours: float) -> DataFrame:
         return F.count_if(age <= round(hours * HOUR))
 
     return rows.groupBy("at", "item_id").agg(
-        F.count("*").alias("item_rows"), within(1).alias("item_rows_1h"), within(6).alias("item_rows_6h"),
-        within(24).alias("item_rows_24h"), within(window_hours).alias("item_rows_window"),
-        F.max("age").alias("item_first_age"), F.min("age").alias("item_last_age"),
+        F.count("*").alias("item_rows"),
+        within(1).alias("item_rows_1h"),
+        within(6).alias("item_rows_6h"),
+        within(24).alias("item_rows_24h"),
+        within(window_hours).alias("item_rows_window"),
+        F.max("age").alias("item_first_age"),
+        F.min("age").alias("item_last_age"),
     )
 
 
 def bucket_of(age: Column) -> Column:
-    """The ten-minute bucket of an age in microseconds, INT, 0 the latest; an age is never 0, its last instant counts down."""
+    """The ten-minute bucket of an age in microseconds, INT, 0 the latest; an age is never 0, its last instant
+    counts down.
+    """
     return F.floor((age - 1) / F.lit(BUCKET)).cast("int")

@@ -62,7 +62,7 @@ def tiles(data: ReportData) -> list[Tile]:
 
 
 def sections(data: ReportData) -> list[Section]:
-    """All sections in the order of the page."""
+    """All sections in the order of the page; one without data and without a job that fills it is left out."""
     makers: tuple[Callable[[ReportData], Section], ...] = (
         coverage,
         budget,
@@ -78,4 +78,5 @@ def sections(data: ReportData) -> list[Section]:
         jobs,
         rejected,
     )
-    return [make(data) for make in makers]
+    made = [make(data) for make in makers]
+    return [section for section in made if not section.empty or section.job or section.hint]

@@ -9,7 +9,6 @@ from jobs.common.report_data import ReportData, Rows
 from jobs.common.report_page import Section, table
 
 METRICS = ("log_loss", "ne", "rll", "auc", "calibration", "transfer_ratio")
-UNITS = {"rll": "%"}
 TITLES = {
     "log_loss": "log loss",
     "ne": "NE",
@@ -42,7 +41,7 @@ def _name(row: dict[str, Any]) -> str:
 def _figure(row: dict[str, Any] | None) -> str:
     if row is None:
         return fmt.MISSING
-    return fmt.interval(row["value"], row["ci_low"], row["ci_high"], UNITS.get(row["metric"], ""))
+    return fmt.interval(row["value"], row["ci_low"], row["ci_high"], _unit(row["metric"]))
 
 
 def _order(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -86,7 +85,12 @@ def _notes(rows: Rows) -> list[str]:
 
 
 def _title(metric: str) -> str:
-    return TITLES.get(metric, metric)
+    return TITLES.get(metric, metric.replace("_", " "))
+
+
+def _unit(metric: str) -> str:
+    """RLL and the lifts of an A/B test are stored in percent."""
+    return "%" if metric == "rll" or metric.endswith("_lift") else ""
 
 
 def _capital(text: str) -> str:
@@ -144,7 +148,6 @@ def coverage_gain(data: ReportData) -> Section:
         "How the small model's loss changes with the share of rows that carry an embedding. A line that "
         "keeps falling says that more coverage is worth its cost.",
         job="evaluate_uplift",
-        hint=" with the coverage sweep in its settings",
     )
     for dataset, rows in _of_sweep(data, "coverage").items():
         metric = next(
@@ -195,12 +198,8 @@ def ab_test(data: ReportData) -> Section:
         job="simulate_ab",
     )
     for dataset, rows in _of_sweep(data, "ab").items():
-        for metric in [
-            name for name in _metrics(rows) if any(mark in name for mark in ("lift", "change", "rll", "delta"))
-        ]:
-            section.charts.extend(
-                _interval_chart(dataset, [row for row in rows if row["ci_low"] is not None], metric, _title(metric))
-            )
+        for metric in [name for name in _metrics(rows) if name.endswith("_lift")]:
+            section.charts.extend(_interval_chart(dataset, rows, metric, f"{_title(metric)} over the control, %"))
         section.tables.append(
             _figures(f"Arms on {dataset}", rows, setting="setting" if any(row["setting"] for row in rows) else None)
         )
@@ -215,8 +214,6 @@ def other_sweeps(data: ReportData) -> Section:
         "Further sweeps",
         "The same evaluation with one setting varied: time to live, age of the foundation model, stored "
         "dimension and codec, or which tiers may answer.",
-        job="evaluate_uplift",
-        hint=" with sweeps in its settings",
     )
     names: Sequence[str] = sorted({row["sweep"] for row in data.evaluations} - {"main", "coverage", "ab"})
     for sweep in names:

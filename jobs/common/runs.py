@@ -56,8 +56,8 @@ class Run:
         count: how many rows frame has, where the caller knows; 0 spares the write if no earlier try left any.
         """
         if count == 0:
-            left = self.tables.read("rejected_rows").where((F.col("slice") == self.slice) & (F.col("source") == self.job))
-            if left.isEmpty():
+            of_this_run = (F.col("slice") == self.slice) & (F.col("source") == self.job)
+            if self.tables.read("rejected_rows").where(of_this_run).isEmpty():
                 return 0
         rows = self.stamp(frame.select("reason", "row")).withColumn("source", F.lit(self.job))
         return self.tables.replace(rows, "rejected_rows", slice=self.slice, source=self.job)

@@ -27,14 +27,17 @@ class Limits:
 def with_density(scored: DataFrame, costs: Costs, limits: Limits) -> DataFrame:
     """Adds place, rank, bucket and density to scored pairs (user_id, item_id, probability, expected_rows, fresh, ...).
 
-    place: among all pairs of the user by expected rows. rank: the same among the user's eligible pairs by expected rows, null for those that can't be computed: fresh ones, those
-    below the limits, and those that are expected to bring nothing. density: expected rows per cost of one pair.
+    place: among all pairs of the user by expected rows. rank: the same among the user's eligible pairs by expected
+    rows, null for those that can't be computed: fresh ones, those below the limits, and those that are expected to
+    bring nothing. density: expected rows per cost of one pair.
     """
     eligible = ~F.col("fresh") & (F.col("probability") >= limits.min_probability) & (F.col("expected_rows") > 0)
     marked = scored.withColumn("eligible", eligible)
     if limits.users_per_item:
         of_item = Window.partitionBy("item_id", "eligible").orderBy(F.col("expected_rows").desc(), F.col("user_id"))
-        marked = marked.withColumn("eligible", F.col("eligible") & (F.row_number().over(of_item) <= limits.users_per_item))
+        marked = marked.withColumn(
+            "eligible", F.col("eligible") & (F.row_number().over(of_item) <= limits.users_per_item)
+        )
     of_user = Window.partitionBy("user_id", "eligible")
     ordered = of_user.orderBy(F.col("expected_rows").desc(), F.col("item_id"))
     ranked = marked.withColumn("rank", F.row_number().over(ordered).cast("bigint"))
@@ -52,7 +55,9 @@ def with_density(scored: DataFrame, costs: Costs, limits: Limits) -> DataFrame:
         .withColumn("place", F.row_number().over(place_in_all).cast("bigint"))
         .withColumn("density", F.when(F.col("eligible"), density))
         .withColumn("rank", F.when(F.col("eligible"), F.col("rank")))
-        .withColumn("bucket", F.when(F.col("eligible"), F.least(F.greatest(bucket, F.lit(0)), F.lit(BUCKETS - 1)).cast("int")))
+        .withColumn(
+            "bucket", F.when(F.col("eligible"), F.least(F.greatest(bucket, F.lit(0)), F.lit(BUCKETS - 1)).cast("int"))
+        )
         .drop("eligible", "ratio")
     )
 
@@ -70,16 +75,26 @@ class Supply:
 
 def supply_of(ranked: DataFrame) -> Supply:
     """Counts candidates by density bucket: one row a bucket, at most BUCKETS + 2 of them."""
-    rows = ranked.groupBy("bucket", "fresh").agg(
-        F.count("*").alias("pairs"), F.count_if(F.col("rank") == 1).alias("firsts"),
-        # Whole millionths: the sum must not depend on the order in which partitions arrive.
-        F.sum(F.round(F.col("expected_rows") * 1e6).cast("bigint")).alias("expected_rows"),
-    ).collect()
-    buckets = tuple(Bucket(row.bucket, row.pairs, row.firsts, row.expected_rows / 1e6)
-                    for row in sorted(rows, key=lambda row: -1 if row.bucket is None else row.bucket) if row.bucket is not None)
+    rows = (
+        ranked.groupBy("bucket", "fresh")
+        .agg(
+            F.count("*").alias("pairs"),
+            F.count_if(F.col("rank") == 1).alias("firsts"),
+            # Whole millionths: the sum must not depend on the order in which partitions arrive.
+            F.sum(F.round(F.col("expected_rows") * 1e6).cast("bigint")).alias("expected_rows"),
+        )
+        .collect()
+    )
+    buckets = tuple(
+        Bucket(row.bucket, row.pairs, row.firsts, row.expected_rows / 1e6)
+        for row in sorted(rows, key=lambda row: -1 if row.bucket is None else row.bucket)
+        if row.bucket is not None
+    )
     return Supply(
-        candidates=sum(row.pairs for row in rows), fresh=sum(row.pairs for row in rows if row.fresh),
-        eligible=sum(bucket.pairs for bucket in buckets), expected_rows=sum(row.expected_rows for row in rows) / 1e6,
+        candidates=sum(row.pairs for row in rows),
+        fresh=sum(row.pairs for row in rows if row.fresh),
+        eligible=sum(bucket.pairs for bucket in buckets),
+        expected_rows=sum(row.expected_rows for row in rows) / 1e6,
         buckets=buckets,
     )
 
@@ -109,7 +124,9 @@ def choose(ranked: DataFrame, supply: Supply, costs: Costs, budget: float) -> Ch
     clear = ranked.where(~F.coalesce(at, F.lit(False))).withColumn("action", sure)
     counted, held = _running_counts(ranked.where(at), math.ceil(size / ROWS_PER_TASK))
     cost = (F.col("_users") + cut.users) * F.lit(costs.per_user) + (F.col("_pairs") + cut.pairs) * F.lit(costs.per_pair)
-    edge = counted.withColumn("action", F.when(cost <= F.lit(budget), "compute").otherwise("skip")).drop("_users", "_pairs")
+    edge = counted.withColumn("action", F.when(cost <= F.lit(budget), "compute").otherwise("skip")).drop(
+        "_users", "_pairs"
+    )
     return Choice(clear.unionByName(edge), cut, held)
 
 

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from jobs.common.clock import from_micros
 from jobs.common.errors import UserError
+from jobs.common.retention import PINNED, leased_snapshots, pinned_snapshots
 from solaris_udf.snapshot.compare import SnapshotDiff, diff
 from solaris_udf.snapshot.errors import SnapshotError
 from solaris_udf.snapshot.layout import STAGING_PREFIX, is_safe_name
@@ -25,8 +26,8 @@ from solaris_udf.snapshot.storage import LocalStorage
 
 P = ParamSpec("P")
 T = TypeVar("T")
-PINS = "pins"
 ABANDONED_AFTER_HOURS = 24.0
+LEASE_HOURS = 24.0
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ def describe(manifest: Manifest) -> dict[str, Any]:
     policy = manifest.policy
     return {
         "snapshot_id": manifest.snapshot_id, "as_of": from_micros(manifest.as_of_micros).isoformat(),
-        "model_version": manifest.model_version, "dim": manifest.dim, "codec": manifest.codec, "shards": manifest.shards,
+        "model_version": manifest.model_version, "dim": manifest.dim, "codec": manifest.codec,
+        "shards": manifest.shards,
         "pairs": manifest.pairs, "users_own": manifest.users_own, "users_neighbor": manifest.users_neighbor,
         "bytes": manifest.total_bytes, "files": len(manifest.files), "mean_norm": manifest.mean_norm,
         "tiers": list(policy.order), "ttl_hours": policy.ttl_micros / 3.6e9,
@@ -123,24 +125,29 @@ def compare(root: str | Path, old: str, new: str) -> SnapshotDiff:
 
 def pinned(root: str | Path) -> set[str]:
     """The snapshots that gc must leave."""
-    folder = Path(root) / PINS
-    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return pinned_snapshots(Path(root))
 
 
 @_one_error
 def pin(root: str | Path, snapshot_id: str) -> None:
-    """Keeps a snapshot from gc until it is unpinned."""
+    """Keeps a snapshot from gc, and from maintain_tables, until it is unpinned: a line of the file PINNED."""
     storage = LocalStorage(root)
-    _existing(storage, snapshot_id)
-    storage.write_text(f"{PINS}/{snapshot_id}", "")
+    with storage.lock():
+        _existing(storage, snapshot_id)
+        if snapshot_id not in pinned(root):
+            storage.replace_text(PINNED, _pin_lines(storage) + snapshot_id + "\n")
 
 
 @_one_error
 def unpin(root: str | Path, snapshot_id: str) -> None:
     """Takes a pin away. Raises UserError if there is none."""
-    if snapshot_id not in pinned(root):
-        raise UserError(f"snapshot {snapshot_id!r} is not pinned; pinned: {', '.join(sorted(pinned(root))) or 'none'}")
-    LocalStorage(root).remove_text(f"{PINS}/{snapshot_id}")
+    storage = LocalStorage(root)
+    with storage.lock():
+        if snapshot_id not in pinned(root):
+            known = ", ".join(sorted(pinned(root))) or "none"
+            raise UserError(f"snapshot {snapshot_id!r} is not pinned; pinned: {known}")
+        kept = [line for line in _pin_lines(storage).splitlines() if line.split("#", 1)[0].strip() != snapshot_id]
+        storage.replace_text(PINNED, "".join(line + "\n" for line in kept))
 
 
 @_one_error
@@ -168,9 +175,9 @@ def rollback(root: str | Path, snapshot_id: str | None = None) -> str:
 def gc(root: str | Path, keep: int, protect: Collection[str] = (), dry_run: bool = True) -> Garbage:
     """Removes old snapshots, and what killed exports left behind more than a day ago.
 
-    Keeps the newest `keep`, the live one, those after it, pinned ones, and those in protect (ids that training rows still
-    need, say). A reader that has a removed snapshot open goes on: its files are mapped. dry_run only says what it would
-    remove. Raises UserError for a keep below 1.
+    Keeps the newest `keep`, the live one, those after it, pinned and leased ones, and those in protect (ids that
+    training rows still need, say). A reader that has a removed snapshot open goes on: its files are mapped. dry_run
+    only says what it would remove. Raises UserError for a keep below 1.
     """
     if keep < 1:
         raise UserError(f"keep is {keep}, must be at least 1")
@@ -178,7 +185,8 @@ def gc(root: str | Path, keep: int, protect: Collection[str] = (), dry_run: bool
     with storage.lock():
         names = list_snapshots(storage)
         live = read_current(storage)  # a broken CURRENT stops gc: what is live is not known
-        kept = {*names[-keep:], *pinned(root), *protect} | {name for name in names if live is not None and name >= live}
+        kept = {*names[-keep:], *pinned(root), *leased_snapshots(Path(root), names, LEASE_HOURS), *protect}
+        kept |= {name for name in names if live is not None and name >= live}
         doomed = [name for name in names if name not in kept]
         leftovers = [name for name in storage.folders() if name.startswith((STAGING_PREFIX, ".removed-"))
                      and time.time() - (Path(root) / name).stat().st_mtime > ABANDONED_AFTER_HOURS * 3600]
@@ -192,6 +200,11 @@ def _existing(storage: LocalStorage, name: str) -> None:
     if not is_safe_name(name) or name not in list_snapshots(storage):
         known = ", ".join(list_snapshots(storage)[-5:]) or "none"
         raise UserError(f"there is no snapshot {name!r} below {storage.root}; the latest: {known}")
+
+
+def _pin_lines(storage: LocalStorage) -> str:
+    text = storage.read_text(PINNED) or ""
+    return text if not text or text.endswith("\n") else text + "\n"
 
 
 def _current_or_none(storage: LocalStorage) -> str | None:

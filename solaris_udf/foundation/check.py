@@ -24,9 +24,20 @@ class Finding:
     level: str
     message: str
 
+    def __str__(self) -> str:
+        return f"{self.check}: {self.message or self.level}"
+
 
 def check_model(path: str | Path, roots: Sequence[str | Path] | None = None) -> list[Finding]:
-    """Checks hashes and the declaration, loads the programs, and runs trial batches. Never raises for a bad model."""
+    """The promises that the model breaks; empty for a good model. See examine_model."""
+    return [finding for finding in examine_model(path, roots) if finding.level == "error"]
+
+
+def examine_model(path: str | Path, roots: Sequence[str | Path] | None = None) -> list[Finding]:
+    """Checks hashes and the declaration, loads the programs, and runs trial batches; a finding for each check.
+
+    Never raises for a bad model.
+    """
     try:
         description = load_description(path, roots)
     except ModelError as error:

@@ -94,7 +94,9 @@ def write_item_file(batches: Iterable[pa.RecordBatch], path: Path) -> None:
         "category": pc.fill_null(table["category_id"], 0).combine_chunks(),
         "advertiser": pc.fill_null(table["advertiser_id"], 0).combine_chunks(),
         "created": created.combine_chunks(),
-        "dense": pa.FixedSizeListArray.from_arrays(pa.array(dense.reshape(-1)), width),
+        # from_arrays refuses a width of 0: items without dense features.
+        "dense": pa.FixedSizeListArray.from_buffers(
+            pa.list_(pa.float32(), width), len(table), [None], children=[pa.array(dense.reshape(-1))]),
     })
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")

@@ -13,12 +13,12 @@ from solaris_udf.foundation.training import Plan, Progress, Trained, silent, tra
 
 
 def train_files(
-    *, users: str, items: str, folder: str, plan: dict[str, Any], conversions: bool, mature_before: int, threads: int = 0,
-    progress: Progress | None = None, distributed: bool = False,
+    *, users: str, items: str, folder: str, plan: dict[str, Any], conversions: bool, mature_before: int,
+    threads: int = 0, progress: Progress | None = None, distributed: bool = False,
 ) -> Trained | None:
     """train() on the files at `users` (parquet, see read_samples) and `items`, with Plan(**plan).
 
-    distributed: this is one of several processes started by torchrun or TorchDistributor; only rank 0 returns the result.
+    distributed: this is one of several processes started by torchrun or TorchDistributor; only rank 0 gets the result.
     """
     made = Plan(**plan)
     size = SIZES[made.size]

@@ -46,6 +46,9 @@ def check_program(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             names = {name.partition("/")[2]: name for name in archive.namelist()}
+            if len(names) != len(archive.namelist()):
+                # Readers differ in which of two members of one name they take: the one checked might not be loaded.
+                raise ModelError(f"{path}: holds two members of one name")
             for name in names:
                 if not _MEMBERS.fullmatch(name):
                     raise ModelError(f"{path}: holds {name!r}, which is not part of a plain exported program")

@@ -33,8 +33,11 @@ class SnapshotDiff:
 
 
 def diff(old: Snapshot, new: Snapshot) -> SnapshotDiff:
-    """Compares two snapshots, all of whose shards are held. changed counts vectors whose bytes differ (all of them if the
-    codec or the dimensions do), recomputed those of another computed_at. Memory does not grow with the snapshots."""
+    """Compares two snapshots, all of whose shards are held.
+
+    changed counts vectors whose bytes differ (all of them if the codec or the dimensions do), recomputed those of
+    another computed_at. Memory does not grow with the snapshots.
+    """
     return SnapshotDiff(old.snapshot_id, new.snapshot_id, _table(old.pairs, new.pairs, new.manifest.shards, True),
                         _table(old.users, new.users, new.manifest.shards, False))
 

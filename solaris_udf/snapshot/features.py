@@ -45,8 +45,8 @@ def feature_block(lookup: Lookup, slots: Slots = "two") -> Float32:
 
 def _slot_names(slot: str, dim: int, tiers: tuple[int, ...]) -> list[str]:
     return [
-        *(f"{slot}_{index}" for index in range(dim)), f"{slot}_present", *(f"{slot}_is_{TIER_NAMES[tier]}" for tier in tiers),
-        f"{slot}_log_age", f"{slot}_similarity",
+        *(f"{slot}_{index}" for index in range(dim)), f"{slot}_present",
+        *(f"{slot}_is_{TIER_NAMES[tier]}" for tier in tiers), f"{slot}_log_age", f"{slot}_similarity",
     ]
 
 

@@ -29,8 +29,8 @@ class SnapshotFollower:
                  verify: Verify = "manifest", on_swap: Callable[[Snapshot], None] | None = None) -> None:
         """Opens the live snapshot and starts following. Raises SnapshotError if there is none that can be opened.
 
-        shards: as in Snapshot.open. on_swap: called in the background thread with each new snapshot before it serves, for
-        example to warm it up; if it raises, the new snapshot is not taken.
+        shards: as in Snapshot.open. on_swap: called in the background thread with each new snapshot before it serves,
+        for example to warm it up; if it raises, the new snapshot is not taken.
         """
         if poll_seconds <= 0:
             raise SnapshotError(f"poll_seconds is {poll_seconds}, must be positive")
@@ -86,7 +86,9 @@ class SnapshotFollower:
     def __enter__(self) -> "SnapshotFollower":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _open(self) -> Snapshot:

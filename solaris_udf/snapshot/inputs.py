@@ -15,8 +15,8 @@ _LIMIT = 1 << 62
 def as_ids(values: Any, name: str) -> Int64:
     """int64 [n] from any array or list of integers.
 
-    Raises SnapshotError for floats (also whole ones: an id that was once a float may have lost digits), booleans, nulls,
-    numbers beyond 64 signed bits, and anything that is not one-dimensional.
+    Raises SnapshotError for floats (also whole ones: an id that was once a float may have lost digits), booleans,
+    nulls, numbers beyond 64 signed bits, and anything that is not one-dimensional.
     """
     try:
         array = np.asarray(values)
@@ -27,10 +27,9 @@ def as_ids(values: Any, name: str) -> Int64:
     if array.size == 0 and array.dtype.kind in "fO":
         return np.zeros(0, np.int64)  # an empty list has no type of its own
     if array.dtype.kind not in "iu":
-        raise SnapshotError(
-            f"{name} must be integers, not {array.dtype}"
-            + (": ids that pass through floats lose digits (a nullable column? use Int64)" if array.dtype.kind == "f" else "")
-        )
+        lossy = array.dtype.kind == "f"
+        hint = ": ids that pass through floats lose digits (a nullable column? use Int64)" if lossy else ""
+        raise SnapshotError(f"{name} must be integers, not {array.dtype}{hint}")
     if array.dtype == np.uint64 and array.size and int(array.max()) >= 1 << 63:
         raise SnapshotError(f"{name} holds {int(array.max())}, which is beyond a signed 64-bit integer")
     return np.ascontiguousarray(array, dtype=np.int64)
@@ -59,6 +58,6 @@ def as_micros(at: Any, count: int) -> Int64:
         raise SnapshotError(f"at must be times (datetime64, aware datetime) or integer microseconds, not {array.dtype}")
     if array.ndim > 1 or (array.ndim == 1 and len(array) != count):
         raise SnapshotError(f"at has shape {array.shape}, must be one time or one for each of the {count} keys")
-    if array.size and not (-_LIMIT < int(array.min()) and int(array.max()) < _LIMIT):
+    if array.size and (int(array.min()) <= -_LIMIT or int(array.max()) >= _LIMIT):
         raise SnapshotError("at is out of range; give microseconds since 1970 UTC")
     return np.broadcast_to(array.astype(np.int64), (count,))

@@ -61,9 +61,9 @@ def pairs_schema(width: int) -> pa.Schema:
 def users_schema(width: int, neighbors: int) -> pa.Schema:
     """users.arrow; neighbors is how many neighbours a row has room for."""
     return pa.schema([
-        _required("user_id", pa.int64()), _required("embedding", pa.binary(width)), _required("computed_at", pa.int64()),
-        _required("tier", pa.uint8()), _required("source_user", pa.int64()), _required("similarity", pa.float32()),
-        _required("neighbor_count", pa.uint8()),
+        _required("user_id", pa.int64()), _required("embedding", pa.binary(width)),
+        _required("computed_at", pa.int64()), _required("tier", pa.uint8()), _required("source_user", pa.int64()),
+        _required("similarity", pa.float32()), _required("neighbor_count", pa.uint8()),
         _required("neighbor_ids", pa.list_(_required("item", pa.int64()), neighbors)),
         _required("neighbor_similarities", pa.list_(_required("item", pa.float32()), neighbors)),
     ])

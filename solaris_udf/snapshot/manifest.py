@@ -1,4 +1,4 @@
-"""manifest.json: what a snapshot holds, and the hash of every file. It is written last and names itself by its content."""
+"""manifest.json: what a snapshot holds, and the hash of every file. Written last; its hash names the folder."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from solaris_udf.tiers import TierPolicy
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One data file: path below the snapshot's folder, rows, size, hash, and for a data file its longest bucket's rows."""
+    """One file: path below the snapshot's folder, rows, size, hash, and the rows of its longest bucket."""
 
     path: str
     rows: int
@@ -122,7 +122,7 @@ class Manifest:
             raise SnapshotError(f"{where} is not a valid manifest: {fault}") from None
         # A later minor version may have keys that this reader does not know; only the files' own hashes guard it then.
         if minor <= FORMAT_MINOR and raw.get("content_hash") != manifest.content_hash:
-            raise SnapshotError(f"{where} was changed after it was written: its content does not match its content_hash")
+            raise SnapshotError(f"{where} was changed after it was written: it does not match its own content_hash")
         return manifest
 
     @classmethod
@@ -139,8 +139,8 @@ class Manifest:
             pairs=_integer(counts, "pairs", 0), users_own=_integer(counts, "users_own", 0),
             users_neighbor=_integer(counts, "users_neighbor", 0), mean_norm=float(raw["mean_norm"]),
             files=tuple(
-                FileEntry(_text(file, "path"), _integer(file, "rows", 0), _integer(file, "bytes", 0), _text(file, "sha256"),
-                          _integer(file, "longest_bucket", 0))
+                FileEntry(_text(file, "path"), _integer(file, "rows", 0), _integer(file, "bytes", 0),
+                          _text(file, "sha256"), _integer(file, "longest_bucket", 0))
                 for file in raw["files"]
             ),
             minor=minor,
@@ -148,7 +148,7 @@ class Manifest:
         if manifest.codec not in CODECS:
             raise ValueError(f"unknown codec {manifest.codec!r}; codecs: {', '.join(CODECS)}")
         if not is_safe_name(f"{manifest.slice}-{manifest.model_version}"):
-            raise ValueError(f"slice {manifest.slice!r} and model_version {manifest.model_version!r} can't name a folder")
+            raise ValueError(f"slice {manifest.slice!r} and model_version {manifest.model_version!r} can't be a name")
         # Exactly the names of the format: so no path can leave the folder, and no shard can be missing.
         expected, listed = set(expected_files(manifest.shards)), [file.path for file in manifest.files]
         foreign = sorted(set(listed) - expected)
@@ -177,9 +177,10 @@ def _minor_version(value: object, where: str) -> int:
 
 def _integer(raw: Mapping[str, Any], key: str, least: int | None) -> int:
     value = raw[key]
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 1 << 63 or (least is not None and value < least):
+    known = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+    if not known or (least is not None and value < least):
         raise ValueError(f"{key} is {value!r}, must be an integer" + ("" if least is None else f" of at least {least}"))
-    return value
+    return int(value)
 
 
 def _text(raw: Mapping[str, Any], key: str) -> str:

@@ -61,7 +61,9 @@ def _map_batch(folder: Path, entry: FileEntry, schema: pa.Schema) -> pa.RecordBa
             batch = reader.get_batch(0)
     except FileNotFoundError:
         raise SnapshotError(f"{path} is missing") from None
-    except (pa.ArrowInvalid, OSError) as error:
+    except SnapshotError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise SnapshotError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
     if batch.num_rows != entry.rows:
         raise SnapshotError(f"{path} has {batch.num_rows} rows, its manifest says {entry.rows}")
@@ -156,7 +158,7 @@ def probe(tables: Mapping[int, MappedTable], groups: Groups, hashes: UInt64, key
 
 
 def gather(tables: Mapping[int, MappedTable], groups: Groups, rows: Int64, column: str, out: ArrayT) -> ArrayT:
-    """Fills out [n, ...] with a column's values at rows, arranged by groups. A row of -1 gives a value without meaning."""
+    """Fills out [n, ...] with a column's values at rows, arranged by groups. At row -1 the value means nothing."""
     for shard, start, end in groups.spans:
         values = tables[shard].columns[column]
         if len(values):

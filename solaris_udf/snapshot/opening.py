@@ -12,7 +12,7 @@ from solaris_udf.snapshot.writer import sha256_of
 
 
 def find_snapshot(path: Path, pin: str | None = None) -> tuple[Path, Manifest]:
-    """The folder and manifest of the snapshot that path means: its own folder, or a snapshots folder's live or pinned one.
+    """The folder and manifest of what path means: a snapshot's own folder, or a snapshots folder's live or pinned one.
 
     Raises SnapshotError, one line, if there is none or its manifest is wrong.
     """
@@ -51,4 +51,4 @@ def check_files(folder: Path, manifest: Manifest, shards: Iterable[int], hashes:
                 f"{path} has {size} bytes, its manifest says {entry.bytes}; copy or export the snapshot again"
             )
         if hashes and sha256_of(path) != entry.sha256:
-            raise SnapshotError(f"{path} is damaged, its sha256 is not the manifest's; copy or export the snapshot again")
+            raise SnapshotError(f"{path} is damaged, its sha256 is not the manifest's; copy or export it again")

@@ -46,8 +46,8 @@ def publish(storage: LocalStorage, staging: str, manifest: Manifest) -> bool:
     """Turns the staging folder, complete but for its manifest, into a snapshot and moves CURRENT to it.
 
     CURRENT moves unless the live snapshot is of a later as_of: exporting an old slice again must not roll the pointer
-    back. Returns whether CURRENT names this snapshot afterwards. If a snapshot of the same id is there already (the same
-    content) the staging folder is dropped: publishing twice, or from two processes at once, gives the same result.
+    back. Returns whether CURRENT names this snapshot afterwards. If a snapshot of the same id, so the same content, is
+    there already, the staging folder is dropped: publishing twice, or from two processes, gives the same result.
     """
     name = manifest.snapshot_id
     storage.write_text(f"{staging}/{MANIFEST}", manifest.to_json())

@@ -12,11 +12,12 @@ from solaris_udf.snapshot.counters import TierCounters
 from solaris_udf.snapshot.errors import SnapshotError
 from solaris_udf.snapshot.hashing import hash_pairs, hash_users, shard_of
 from solaris_udf.snapshot.inputs import as_ids, as_micros
-from solaris_udf.snapshot.layout import PAIRS, USERS
+from solaris_udf.snapshot.layout import CURRENT, PAIRS, USERS
 from solaris_udf.snapshot.lookup import Lookup
 from solaris_udf.snapshot.manifest import Manifest
 from solaris_udf.snapshot.mapped import Groups, MappedTable, copy_vectors, gather, probe
 from solaris_udf.snapshot.opening import check_files, find_snapshot
+from solaris_udf.snapshot.storage import LocalStorage
 from solaris_udf.snapshot.vectors import decode_rows
 from solaris_udf.tiers import (
     NEIGHBOR_PAIR,
@@ -78,7 +79,20 @@ class Snapshot:
         """
         if verify not in ("none", "manifest", "full"):
             raise SnapshotError(f"verify is {verify!r}, must be none, manifest or full")
-        folder, manifest = find_snapshot(Path(path), pin)
+        storage = LocalStorage(path)
+        while True:
+            live = storage.read_text(CURRENT)
+            try:
+                return cls._open(Path(path), shards, pin, verify, counters)
+            except SnapshotError:
+                # The live snapshot may have moved on, and been removed, between the two steps: take the new one.
+                if pin is not None or storage.read_text(CURRENT) == live:
+                    raise
+
+    @classmethod
+    def _open(cls, path: Path, shards: Iterable[int] | None, pin: str | None, verify: Verify,
+              counters: TierCounters | None) -> "Snapshot":
+        folder, manifest = find_snapshot(path, pin)
         held = list(range(manifest.shards)) if shards is None else sorted({int(shard) for shard in shards})
         for shard in held:
             if not 0 <= shard < manifest.shards:
@@ -159,7 +173,8 @@ class Snapshot:
         if found is not None:
             used = (tier[found.keys] == NEIGHBOR_PAIR).nonzero()[0]
             keys = found.keys[used]
-            raw[keys], served_at[keys], similarity[keys] = found.raw[used], found.computed_at[used], found.similarity[used]
+            raw[keys], served_at[keys] = found.raw[used], found.computed_at[used]
+            similarity[keys] = found.similarity[used]
         place: Any = slice(None) if groups.order is None else groups.order
         if answer.user_embedding.shape[1]:
             raw_user = np.zeros((count, width), np.uint8)
@@ -186,7 +201,8 @@ class Snapshot:
         asking, rows = groups.subset(keys), user_rows.take(keys)
         filled = gather(self.users, asking, rows, "neighbor_count", np.zeros(count, np.uint8))
         ids = gather(self.users, asking, rows, "neighbor_ids", np.zeros((count, slots), np.int64)).ravel()
-        similar = gather(self.users, asking, rows, "neighbor_similarities", np.zeros((count, slots), np.float32)).ravel()
+        cosines = np.zeros((count, slots), np.float32)
+        similar = gather(self.users, asking, rows, "neighbor_similarities", cosines).ravel()
         cells = (np.arange(slots) < filled[:, None]).ravel().nonzero()[0]  # cell = key * slots + neighbour
         hashes = hash_users(ids.take(cells))
         shard = shard_of(hashes, self.manifest.shards)
@@ -195,7 +211,8 @@ class Snapshot:
         cells, hashes = near.arrange(cells.take(held)), near.arrange(hashes.take(held))
         owners = keys.take(cells // slots)
         near_items = items.take(owners)
-        found = probe(self.pairs, near, hash_pairs(hashes, near_items), {"user_id": ids.take(cells), "item_id": near_items})
+        pair_keys = {"user_id": ids.take(cells), "item_id": near_items}
+        found = probe(self.pairs, near, hash_pairs(hashes, near_items), pair_keys)
         computed_at = gather(self.pairs, near, found, "computed_at", np.zeros(near.count, np.int64))
         offered = Candidates(found >= 0, computed_at, similar.take(cells))
         good = np.zeros(count * slots, np.bool_)

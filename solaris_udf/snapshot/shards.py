@@ -20,8 +20,8 @@ from solaris_udf.snapshot.writer import TableWriter
 from solaris_udf.tiers import USER_MEAN
 
 # Columns of the input, in any order, sorted by (shard, kind, hash as unsigned, user_id, item_id).
-INPUT_COLUMNS = ("shard", "kind", "user_id", "item_id", "embedding", "codec", "computed_at", "tier", "source_user", "similarity",
-                 "neighbors")
+INPUT_COLUMNS = ("shard", "kind", "user_id", "item_id", "embedding", "codec", "computed_at", "tier", "source_user",
+                 "similarity", "neighbors")
 KIND_CODES = {PAIRS: 0, USERS: 1}
 OUTPUT_SCHEMA = pa.schema([("shard", pa.int32()), ("summary", pa.string())])
 OUTPUT_DDL = "shard INT, summary STRING"
@@ -131,7 +131,9 @@ class _ShardTask:
             self._summary.users_neighbor += batch.num_rows - own
         self._writer(kind).append(columns)
 
-    def _vectors(self, batch: pa.RecordBatch) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+    def _vectors(
+        self, batch: pa.RecordBatch
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
         """Stored bytes uint8 [n, width], their values [n, d], and which rows are good; bad ones are counted."""
         assert self._dim is not None
         width = bytes_per_vector(self._dim, self._codec)
@@ -196,7 +198,7 @@ def _dim_of(packed: bytes, codec: str) -> int:
 
 
 def _padded(lists: pa.Array, size: int) -> dict[str, npt.NDArray[Any]]:
-    """The neighbour columns from a list<struct<user_id, similarity>> column: at most size each, zeros after the last."""
+    """The neighbour columns from list<struct<user_id, similarity>>: at most size each, zeros after the last."""
     counts = np.asarray(pa.compute.list_value_length(lists).fill_null(0), dtype=np.int64)
     flat = lists.flatten()
     row = np.repeat(np.arange(len(lists)), counts)
@@ -205,4 +207,5 @@ def _padded(lists: pa.Array, size: int) -> dict[str, npt.NDArray[Any]]:
     ids, similarities = np.zeros((len(lists), size), np.int64), np.zeros((len(lists), size), np.float32)
     ids[row[keep], place[keep]] = flat.field("user_id").to_numpy()[keep]
     similarities[row[keep], place[keep]] = flat.field("similarity").to_numpy()[keep]
-    return {"neighbor_count": np.minimum(counts, size).astype(np.uint8), "neighbor_ids": ids, "neighbor_similarities": similarities}
+    filled = np.minimum(counts, size).astype(np.uint8)
+    return {"neighbor_count": filled, "neighbor_ids": ids, "neighbor_similarities": similarities}

@@ -49,10 +49,6 @@ class LocalStorage:
             (self.root / temporary).unlink(missing_ok=True)
         self._sync_folder()
 
-    def remove_text(self, name: str) -> None:
-        """Removes a small file; nothing happens if there is none."""
-        (self.root / name).unlink(missing_ok=True)
-
     def folders(self) -> list[str]:
         """The names of the folders directly below, sorted."""
         return sorted(path.name for path in self.root.iterdir() if path.is_dir()) if self.root.is_dir() else []
@@ -91,7 +87,8 @@ class LocalStorage:
                     break
                 except BlockingIOError:
                     if time.monotonic() >= deadline:
-                        raise SnapshotError(f"another publisher holds {self.root / LOCK}; try again when it is done") from None
+                        held = self.root / LOCK
+                        raise SnapshotError(f"another publisher holds {held}; try again when it is done") from None
                     time.sleep(0.05)
             yield
 

@@ -1,5 +1,6 @@
 """What must hold before an export is published. Each check raises SnapshotError with the reason."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ import pyarrow as pa
 
 from solaris_udf.codec import decode, encode
 from solaris_udf.snapshot.errors import SnapshotError
-from solaris_udf.snapshot.layout import expected_files
+from solaris_udf.snapshot.layout import CURRENT, expected_files
 from solaris_udf.snapshot.manifest import Manifest
 from solaris_udf.snapshot.publish import list_snapshots, read_manifest
 from solaris_udf.snapshot.reader import Snapshot
@@ -28,7 +29,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a snapshot may differ from the one before: least ratios of pairs and users, most relative norm change."""
+    """How far a snapshot may be from the one before: least ratios of pairs and users, most relative norm change."""
 
     min_pairs_ratio: float
     min_users_ratio: float
@@ -54,6 +55,8 @@ def assemble(summaries: Sequence[ShardSummary], folder: Path, *, slice_name: str
     if not dims:
         raise SnapshotError(f"there is no vector of model version {model_version} and no model to say its dimensions")
     known_dim = dims.pop()
+    for leftover in folder.glob(".attempt-*"):  # of tasks that were killed, or lost a race
+        shutil.rmtree(leftover, ignore_errors=True)
     by_shard = {summary.shard: summary for summary in summaries}
     if len(by_shard) != len(summaries):
         raise SnapshotError("a shard was written by two tasks")
@@ -64,8 +67,9 @@ def assemble(summaries: Sequence[ShardSummary], folder: Path, *, slice_name: str
     files = {entry.path: entry for summary in ordered for entry in summary.files}
     pairs = sum(summary.pairs for summary in ordered)
     return Manifest(
-        slice=slice_name, as_of_micros=as_of_micros, model_version=model_version, dim=known_dim, codec=codec, shards=shards,
-        neighbors=neighbors, policy=policy, pairs=pairs, users_own=sum(summary.users_own for summary in ordered),
+        slice=slice_name, as_of_micros=as_of_micros, model_version=model_version, dim=known_dim, codec=codec,
+        shards=shards, neighbors=neighbors, policy=policy, pairs=pairs,
+        users_own=sum(summary.users_own for summary in ordered),
         users_neighbor=sum(summary.users_neighbor for summary in ordered),
         mean_norm=round(sum(summary.norm_sum for summary in ordered) / pairs, 9) if pairs else 0.0,
         files=tuple(files[path] for path in expected_files(shards)),
@@ -76,8 +80,9 @@ def check_content(manifest: Manifest, totals: Totals) -> None:
     """The files must hold every fresh pair and every user's own mean exactly once."""
     if manifest.pairs != totals.pairs:
         raise SnapshotError(f"the files hold {manifest.pairs} pairs, the table has {totals.pairs}")
-    prefers_neighbor = [tier for tier in manifest.policy.order if tier in ("user_mean", "neighbor_mean")][:1] == ["neighbor_mean"]
-    if manifest.users < totals.means or (manifest.users_own != totals.means and not prefers_neighbor):
+    means = [tier for tier in manifest.policy.order if tier in ("user_mean", "neighbor_mean")]
+    complete = manifest.users >= totals.means if means[:1] == ["neighbor_mean"] else manifest.users_own == totals.means
+    if not complete:
         raise SnapshotError(f"the files hold {manifest.users_own} users' own means, the table has {totals.means}")
 
 
@@ -88,8 +93,9 @@ def check_against_previous(manifest: Manifest, previous: Manifest | None, limits
     """
     if previous is None:
         return
+    before_id = previous.snapshot_id
     if previous.pairs and not manifest.pairs:
-        raise SnapshotError(f"there is no fresh pair, the previous snapshot {previous.snapshot_id} has {previous.pairs}")
+        raise SnapshotError(f"there is no fresh pair, the previous snapshot {before_id} has {previous.pairs}")
     if previous.model_version != manifest.model_version:
         return
     for what, now, before, ratio, setting in (
@@ -97,18 +103,18 @@ def check_against_previous(manifest: Manifest, previous: Manifest | None, limits
         ("users", manifest.users, previous.users, limits.min_users_ratio, "min_users_ratio"),
     ):
         if now < ratio * before:
-            raise SnapshotError(f"{now} {what} after {before} in the previous snapshot {previous.snapshot_id}: less than "
+            raise SnapshotError(f"{now} {what} after {before} in the previous snapshot {before_id}: less than "
                                 f"export_snapshot.{setting} = {ratio} of them")
     if previous.mean_norm and manifest.pairs:
         drift = abs(manifest.mean_norm / previous.mean_norm - 1)
         if drift > limits.max_norm_drift:
-            raise SnapshotError(f"the mean norm of the vectors is {manifest.mean_norm:.4g} after {previous.mean_norm:.4g} in the "
-                                f"previous snapshot {previous.snapshot_id}: it changed by more than "
+            raise SnapshotError(f"the mean norm is {manifest.mean_norm:.4g} after {previous.mean_norm:.4g} "
+                                f"in the previous snapshot {before_id}: it changed by more than "
                                 f"export_snapshot.max_norm_drift = {limits.max_norm_drift}")
 
 
 def check_sample(snapshot: Snapshot, rows: pa.Table, at_micros: int) -> None:
-    """Lookups of rows (user_id, item_id, embedding, codec, computed_at micros; of one codec) must give their vectors."""
+    """Lookups of rows (user_id, item_id, embedding, codec, computed_at micros) must give their vectors."""
     if not rows.num_rows or "pair" not in snapshot.manifest.policy.order[:1]:
         return
     answer = snapshot.lookup(rows.column("user_id").to_numpy(), rows.column("item_id").to_numpy(), at_micros)
@@ -131,12 +137,21 @@ def check_sample(snapshot: Snapshot, rows: pa.Table, at_micros: int) -> None:
 
 
 def previous_manifest(storage: LocalStorage, before_micros: int) -> Manifest | None:
-    """The newest readable snapshot of an earlier as_of: the same for a backfill as it was at the time."""
+    """The newest readable snapshot of an earlier as_of: the same for a backfill as it was at the time.
+
+    Of several of one as_of the live one counts.
+    """
+    current = storage.read_text(CURRENT)
+    found: Manifest | None = None
     for name in reversed(list_snapshots(storage)):
         try:
             manifest = read_manifest(storage, name)
         except SnapshotError:
             continue
-        if manifest.as_of_micros < before_micros:
-            return manifest
-    return None
+        if manifest.as_of_micros >= before_micros:
+            continue
+        if found is None or (manifest.as_of_micros == found.as_of_micros and current == name + "\n"):
+            found = manifest
+        elif manifest.as_of_micros < found.as_of_micros:
+            break
+    return found

@@ -6,6 +6,7 @@ memory-mapped as the batch. What is held in memory: the batch at hand, and 4 byt
 
 import hashlib
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -25,8 +26,8 @@ Columns = Mapping[str, npt.NDArray[np.generic]]
 class TableWriter:
     """Writes pairs.arrow or users.arrow of one shard, with its bucket offsets.
 
-    Rows come in ascending order of (hash, user_id, item_id); hash is unsigned, of the pair in pairs.arrow and of the user
-    in users.arrow. Use as a context manager: the temporary files go when it ends.
+    Rows come in ascending order of (hash, user_id, item_id); hash is unsigned, of the pair in pairs.arrow and of the
+    user in users.arrow. Use as a context manager: the temporary files go when it ends.
     """
 
     def __init__(self, folder: Path, kind: str, shard: int, shards: int, width: int, neighbors: int) -> None:
@@ -45,7 +46,9 @@ class TableWriter:
             self._spools[name] = self._spool(name).open("wb")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for name, file in self._spools.items():
             file.close()
             self._spool(name).unlink(missing_ok=True)
@@ -71,7 +74,8 @@ class TableWriter:
             ids.append(items)
         first = (int(hashes[0]), *(int(column[0]) for column in ids))
         if (self._last is not None and first <= self._last) or not _rises(hashes, ids):
-            raise ValueError(f"{self._kind} rows are not in ascending order of (hash, {', '.join(self._keys)}), or one repeats")
+            order = ", ".join(("hash", *self._keys))
+            raise ValueError(f"{self._kind} rows are not in ascending order of ({order}), or one repeats")
         self._last = (int(hashes[-1]), *(int(column[-1]) for column in ids))
         for field in self._schema:
             kind = _physical(field.type)
@@ -93,11 +97,11 @@ class TableWriter:
         offsets = np.searchsorted(bucket_of(tops.astype(np.uint64) << np.uint64(32), buckets), np.arange(buckets + 1))
         longest = int(np.diff(offsets).max())
         arrays = [self._mapped(field) for field in self._schema]
-        data = _write(self._folder / data_file(self._kind), pa.RecordBatch.from_arrays(arrays, schema=self._schema), longest)
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        data = _write(self._folder / data_file(self._kind), batch, longest)
         offset_column = pa.array(offsets.astype(np.uint32), type=pa.uint32())
-        return data, _write(
-            self._folder / buckets_file(self._kind), pa.RecordBatch.from_arrays([offset_column], schema=BUCKETS_SCHEMA), 0
-        )
+        batch = pa.RecordBatch.from_arrays([offset_column], schema=BUCKETS_SCHEMA)
+        return data, _write(self._folder / buckets_file(self._kind), batch, 0)
 
     def _mapped(self, field: pa.Field) -> pa.Array:
         path = self._spool(field.name)
@@ -132,14 +136,13 @@ def _physical(kind: pa.DataType) -> str:
 
 
 def _write(path: Path, batch: pa.RecordBatch, longest_bucket: int) -> FileEntry:
-    import os
-
     with path.open("wb") as file:
         with pa.ipc.new_file(file, batch.schema) as writer:
             writer.write_batch(batch)
         file.flush()
         os.fsync(file.fileno())
-    return FileEntry(f"{path.parent.name}/{path.name}", batch.num_rows, path.stat().st_size, sha256_of(path), longest_bucket)
+    name = f"{path.parent.name}/{path.name}"
+    return FileEntry(name, batch.num_rows, path.stat().st_size, sha256_of(path), longest_bucket)
 
 
 def sha256_of(path: Path) -> str:

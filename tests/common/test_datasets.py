@@ -39,32 +39,55 @@ def test_a_mapping_file_by_path(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_bytes(b"\xef\xbb\xbf" + SOUND.replace("\n", "\r\n").encode())
     dataset = load_dataset(str(path))
-    assert (dataset.time.unit, dataset.ids.user, dataset.log.columns.shown, dataset.items) == ("s", "integer", "true", None)
+    assert (dataset.time.unit, dataset.ids.user, dataset.log.columns.shown, dataset.items) == (
+        "s",
+        "integer",
+        "true",
+        None,
+    )
 
 
 def test_all_faults_are_listed_at_once_each_with_the_nearest_key(tmp_path):
-    text = SOUND.replace("user_id", "usr_id").replace("[time]", "colour = 1\n[time]").replace('format = "csv"', 'format = "csv"\nheder = 1')
+    text = (
+        SOUND.replace("user_id", "usr_id")
+        .replace("[time]", "colour = 1\n[time]")
+        .replace('format = "csv"', 'format = "csv"\nheder = 1')
+    )
     message = fault(tmp_path, text)
-    for part in ("unknown key log.columns.usr_id; did you mean log.columns.user_id?", "log.columns.user_id is missing",
-                 "unknown key log.heder; did you mean log.header?", "unknown key colour; known: description, replay, path"):
+    for part in (
+        "unknown key log.columns.usr_id; did you mean log.columns.user_id?",
+        "log.columns.user_id is missing",
+        "unknown key log.heder; did you mean log.header?",
+        "unknown key colour; known: description, replay, path",
+    ):
         assert part in message
 
 
-@pytest.mark.parametrize(("old", "new", "told"), [
-    ("replay = true", "", "replay is missing (true: files of past events"),
-    ('unit = "s"', 'unit = "s"\nzone = "Asia/Kolkata"', "counts from 1970-01-01 UTC"),
-    ('unit = "s"', 'unit = "iso"\nzone = "Asia/Kolkatta"', "did you mean Asia/Kolkata?"),
-    ('unit = "s"', 'unit = "iso"\nformat = "d.M.yyyy H:mm"', "zone must say which one"),
-    ('unit = "s"', 'unit = "minutes"', "time.unit: Input should be 's', 'ms', 'us' or 'iso' (got 'minutes')"),
-    ('format = "csv"', 'format = "csv"\nheader = false', "header = false needs names"),
-    ('format = "csv"', 'format = "csv"\nnames = ["a"]', "names is only for csv and tsv files with header = false"),
-    ('format = "csv"', 'format = "csv"\nencoding = "utf-88"', "unknown encoding (got 'utf-88')"),
-    ('clicked = "c"', 'clicked = "c"\n[items.columns]\nitem_id = "i"', "remove columns.item_id"),
-    ('clicked = "c"', 'clicked = "c"\n[items]\nformat = "csv"\n[items.columns]\ncategory = "i"', "columns.item_id is missing"),
-    ('clicked = "c"', 'clicked = "c"\n[items]\nformat = "csv"\n[items.columns]\nitem_id = "i"\nadvertisr = "a"',
-     "did you mean items.columns.advertiser?"),
-    ("[time]", "[time", "is not valid TOML"),
-])
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("replay = true", "", "replay is missing (true: files of past events"),
+        ('unit = "s"', 'unit = "s"\nzone = "Asia/Kolkata"', "counts from 1970-01-01 UTC"),
+        ('unit = "s"', 'unit = "iso"\nzone = "Asia/Kolkatta"', "did you mean Asia/Kolkata?"),
+        ('unit = "s"', 'unit = "iso"\nformat = "d.M.yyyy H:mm"', "zone must say which one"),
+        ('unit = "s"', 'unit = "minutes"', "time.unit: Input should be 's', 'ms', 'us' or 'iso' (got 'minutes')"),
+        ('format = "csv"', 'format = "csv"\nheader = false', "header = false needs names"),
+        ('format = "csv"', 'format = "csv"\nnames = ["a"]', "names is only for csv and tsv files with header = false"),
+        ('format = "csv"', 'format = "csv"\nencoding = "utf-88"', "unknown encoding (got 'utf-88')"),
+        ('clicked = "c"', 'clicked = "c"\n[items.columns]\nitem_id = "i"', "remove columns.item_id"),
+        (
+            'clicked = "c"',
+            'clicked = "c"\n[items]\nformat = "csv"\n[items.columns]\ncategory = "i"',
+            "columns.item_id is missing",
+        ),
+        (
+            'clicked = "c"',
+            'clicked = "c"\n[items]\nformat = "csv"\n[items.columns]\nitem_id = "i"\nadvertisr = "a"',
+            "did you mean items.columns.advertiser?",
+        ),
+        ("[time]", "[time", "is not valid TOML"),
+    ],
+)
 def test_contradictions(tmp_path, old, new, told):
     assert told in fault(tmp_path, SOUND.replace(old, new))
 

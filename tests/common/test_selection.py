@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from solaris_udf.selection import BUCKETS, UNIT_COSTS, Bucket, Costs, density_bucket, find_cut, select_pairs
 
-PAIRS = st.lists(st.tuples(st.integers(-3, 3), st.sampled_from([0.01, 0.1, 0.25, 0.5, 0.9, 2.0])), min_size=0, max_size=9)
+PAIRS = st.lists(
+    st.tuples(st.integers(-3, 3), st.sampled_from([0.01, 0.1, 0.25, 0.5, 0.9, 2.0])), min_size=0, max_size=9
+)
 
 
 def spent(users, chosen, costs):
@@ -36,7 +38,8 @@ def test_the_choice_is_near_the_optimum_within_budget_and_stable(pairs, per_user
     best, value = best_value(users, values, costs, budget), float(values[chosen].sum())
     if per_user == 0:
         assert value == pytest.approx(best)  # every pair costs the same: greedy is the optimum
-    # Greedy by density stops at the first user's prefix that does not fit whole; it loses at most what that one is worth.
+    # Greedy by density stops at the first user's prefix that does not fit whole; it loses at most what that one is
+    # worth.
     largest = max((float(values[users == user].sum()) for user in set(users.tolist())), default=0.0)
     assert value >= best - largest - 1e-9
     order = np.random.default_rng(len(pairs)).permutation(len(pairs))
@@ -59,7 +62,13 @@ def test_a_users_own_cost_decides_between_users():
     costs = Costs(3.0, 1.0)
     assert select_pairs(users, items, values, costs, 6.0).tolist() == [True, True, True, False, False]
     assert select_pairs(users, items, values, costs, 10.0).tolist() == [True, True, True, True, False]
-    assert select_pairs(users, items, values, costs, 5.9).tolist() == [True, True, False, False, False]  # part of a prefix
+    assert select_pairs(users, items, values, costs, 5.9).tolist() == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]  # part of a prefix
     assert select_pairs(users, items, values, costs, 3.9).tolist() == [False] * 5
     assert select_pairs(users, items, values, UNIT_COSTS, 2.0).tolist() == [True, False, False, True, False]
 

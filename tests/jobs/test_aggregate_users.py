@@ -48,10 +48,11 @@ def test_means_of_the_latest_embedding_per_pair_of_the_window(make_run, tables, 
     rows = rows_of(tables)
     found = {user: (decode([row.embedding])[0].tolist(), row.pair_count) for user, row in rows.items()}
     assert found == {1: ([1.5, 2], 2), LARGEST: ([5, 5], 1), SMALLEST: ([64.5, -1], 2)}
-    assert rows[1].newest_at == AS_OF.replace(tzinfo=None) and rows[LARGEST].newest_at == (AS_OF - hours(18)).replace(tzinfo=None)
+    newest = {user: rows[user].newest_at for user in (1, LARGEST)}
+    assert newest == {1: AS_OF.replace(tzinfo=None), LARGEST: (AS_OF - hours(18)).replace(tzinfo=None)}
     assert {(row.codec, row.model_version) for row in rows.values()} == {("float16", "m1")}
-    refused = tables.read("rejected_rows").collect()
-    assert [(row.source, row.reason) for row in refused] == [("aggregate_users", "the stored embedding has a NaN or an Inf")]
+    refused = [(row.source, row.reason) for row in tables.read("rejected_rows").collect()]
+    assert refused == [("aggregate_users", "the stored embedding has a NaN or an Inf")]
     assert (report.rows_in, report.rows_out, report.rows_rejected) == (6, 3, 1)
     assert report.metrics["pairs_per_user"] == pytest.approx(5 / 3)
 
@@ -60,7 +61,8 @@ def test_means_of_the_latest_embedding_per_pair_of_the_window(make_run, tables, 
     spark.conf.set("spark.sql.shuffle.partitions", "5")
     aggregate_users.run(*make_run("aggregate_users"))
     spark.conf.set("spark.sql.shuffle.partitions", before)
-    assert {user: row.embedding for user, row in rows_of(tables).items()} == {user: row.embedding for user, row in rows.items()}
+    again = rows_of(tables)
+    assert {user: row.embedding for user, row in again.items()} == {user: row.embedding for user, row in rows.items()}
     aggregate_users.run(*make_run("aggregate_users", AS_OF, "aggregate_users.half_life_hours=18",
                                   "aggregate_users.weight_by_probability=true"))
     weighted = (np.array([3, 1]) * 1 + np.array([0, 3]) * 0.5 * 0.25) / 1.125
@@ -68,7 +70,8 @@ def test_means_of_the_latest_embedding_per_pair_of_the_window(make_run, tables, 
 
     # The share of refused rows is judged before anything is written.
     with pytest.raises(RunFailed, match="1 of 6 rows were rejected"):
-        aggregate_users.run(*make_run("aggregate_users", AS_OF, "quality.min_rows_for_rate=1", "quality.max_reject_rate=0.1"))
+        aggregate_users.run(*make_run("aggregate_users", AS_OF, "quality.min_rows_for_rate=1",
+                                      "quality.max_reject_rate=0.1"))
     assert len(rows_of(tables)) == 3
 
     # A model without embeddings yet, and a window without any: an empty slice, and what was rejected before is cleared.

@@ -9,7 +9,7 @@ from jobs.common.vm_rows import item_counts, states_at
 from solaris_udf.codec import encode
 from tests.conftest import AS_OF, hours, log_row
 
-SETTINGS = ["evaluate_uplift.seeds=2", "evaluate_uplift.epochs=8", "evaluate_uplift.batch=128",
+SETTINGS = ["evaluate_uplift.seeds=2", "evaluate_uplift.epochs=5", "evaluate_uplift.batch=128",
             "evaluate_uplift.replicates=300", "evaluate_uplift.coverage_sweep=[0.3, 1.0]",
             'evaluate_uplift.feature_sets=["embeddings", "distillation", "shuffled", "flags_only"]']
 SLICES = [AS_OF - hours(6 * back) for back in (5, 4, 3, 2, 1, 0)]
@@ -37,7 +37,7 @@ def training(spark, root, fill):
         rows = []
         for _ in range(900):
             vector = rng.normal(size=4).astype(np.float16).astype(np.float32)
-            chance = 1 / (1 + np.exp(1.0 - 2.5 * float(vector[0])))
+            chance = float(1 / (1 + np.exp(1.0 - 2.5 * vector[0])))
             user, item = int(rng.integers(0, 80)), int(rng.integers(0, 30))
             rows.append(training_row(number, as_of, user, item, vector, bool(rng.random() < chance)))
             truth.append((f"r{number}", item, chance))

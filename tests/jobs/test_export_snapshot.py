@@ -1,11 +1,10 @@
 from datetime import timedelta
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from jobs.common import snapshots
-from jobs.common.clock import micros, slice_of
+from jobs.common.clock import micros
 from jobs.common.errors import RunFailed, UserError
 from jobs.export_snapshot import choose_shards, find_source, run, shard_rows
 from solaris_udf.codec import encode
@@ -33,7 +32,7 @@ def near(user, *neighbors):
 
 
 def fill_world(fill):
-    """User 1 has pairs and a mean; 2 and 3 only neighbours; 5 an old mean; 6 one that has expired; LOW and HIGH extremes."""
+    """User 1 has pairs and a mean; 2 and 3 only neighbours; 5 an old mean; 6 an expired one; LOW and HIGH extremes."""
     fill("pair_embeddings", [
         pair(1, 10, 1, 2), pair(LOW, HIGH, 3, 4), pair(HIGH, LOW, -5, 6), pair(1, 20, 9, 9, model_version="m0"),
     ], AS_OF)
@@ -44,8 +43,8 @@ def fill_world(fill):
         mean(1, AS_OF - hours(24), 9, 9), mean(5, AS_OF - hours(47), 5, 5), mean(6, AS_OF - hours(48), 6, 6),
     ], AS_OF - hours(24))
     fill("user_neighbors", [
-        near(2, (1, 0.9)), near(3, (9, 0.99), (HIGH, 0.75), (5, 0.5), (1, 0.25)), near(1, (HIGH, 0.8)), near(7, (9, 0.9)),
-        near(8, (5, -0.5)),
+        near(2, (1, 0.9)), near(3, (9, 0.99), (HIGH, 0.75), (5, 0.5), (1, 0.25)), near(1, (HIGH, 0.8)),
+        near(7, (9, 0.9)), near(8, (5, -0.5)),
     ], AS_OF - hours(24))
 
 
@@ -61,6 +60,7 @@ def test_each_tier_of_an_export_answers_with_the_tables_vectors(spark, fill, mak
     assert not folder.exists()
     fill("pair_embeddings", [pair(1, 10, 1, 2), pair(LOW, HIGH, 3, 4), pair(HIGH, LOW, -5, 6)], AS_OF)
 
+    spark.conf.set("spark.sql.shuffle.partitions", "1")
     report = run(job, settings)
     assert {name: report.metrics[name] for name in ("pairs", "users_own", "users_neighbor", "shards", "live")} == {
         "pairs": 5, "users_own": 3, "users_neighbor": 2, "shards": 3, "live": 1}
@@ -95,38 +95,25 @@ def test_each_tier_of_an_export_answers_with_the_tables_vectors(spark, fill, mak
 
     # The same slice again, from other partitions: the same bytes, so the same id and no second folder.
     before = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.arrow")}
+    spark.conf.set("spark.sql.shuffle.partitions", "4")
     try:
-        for partitions in ("1", "4"):
-            spark.conf.set("spark.sql.shuffle.partitions", partitions)
-            run(job, settings)
-            assert [info.snapshot_id for info in snapshots.list_all(folder)] == [snapshot.snapshot_id]
+        run(job, settings)
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", "2")
     assert {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.arrow")} == before
-    assert sorted(path.name for path in folder.iterdir()) == sorted([".publish.lock", "CURRENT", snapshot.snapshot_id])
+    assert sorted(path.name for path in folder.iterdir()) == [".publish.lock", snapshot.snapshot_id, "CURRENT"]
 
-    # A later slice with fewer pairs is refused; with the limit lifted it goes live; the older one can't take it back.
-    later = AS_OF + hours(18)
-    poor, poor_settings = make_run("export_snapshot", later)
-    with pytest.raises(RunFailed, match=r"2 pairs? after 5|3 pairs after 5|min_pairs_ratio"):
-        fill("pair_embeddings", [], AS_OF)
-        run(poor, poor_settings)
-    assert (folder / "CURRENT").read_text() == snapshot.snapshot_id + "\n"
-    fill("pair_embeddings", [pair(1, 10, 1, 2), pair(LOW, HIGH, 3, 4), pair(HIGH, LOW, -5, 6)], AS_OF)
-    run(poor, poor_settings)
-    newer = (folder / "CURRENT").read_text().strip()
-    assert newer.startswith(slice_of(later))
-    assert run(job, settings).metrics["live"] == 0
-    assert (folder / "CURRENT").read_text().strip() == newer
-    # A vector of another length, or one that is not finite, stops the export.
+    # Bad vectors, and a slice without fresh pairs, leave CURRENT alone and nothing behind.
     fill("pair_embeddings", [
         {"user_id": 1, "item_id": 1, "embedding": packed(1, 2, 3)},
         {"user_id": 1, "item_id": 2, "embedding": np.array([np.nan, 1], "<f2").tobytes()},
-    ], later)
-    with pytest.raises(RunFailed, match="dimensions"):
-        run(poor, poor_settings)
-    assert (folder / "CURRENT").read_text().strip() == newer
-    assert not [path for path in folder.iterdir() if path.name.startswith(".staging")]
+    ], AS_OF + hours(18))
+    for hours_later, message in ((18, "stored vectors are bad|differ in dimensions"), (17.5, "there is no fresh pair")):
+        late_job, late_settings = make_run("export_snapshot", AS_OF + hours(hours_later), "serving.ttl_hours=6")
+        with pytest.raises(RunFailed, match=message):
+            run(late_job, late_settings)
+    assert Snapshot.open(folder).snapshot_id == snapshot.snapshot_id
+    assert sorted(path.name for path in folder.iterdir()) == [".publish.lock", snapshot.snapshot_id, "CURRENT"]
 
 
 @pytest.mark.spark
@@ -134,11 +121,12 @@ def test_spark_and_numpy_agree_on_hash_shard_and_order(spark):
     rng = np.random.default_rng(3)
     users = np.concatenate([[LOW, HIGH, 0, -1, 1, 2**53 + 1], rng.integers(LOW, HIGH, 500)]).astype(np.int64)
     items = np.concatenate([[HIGH, LOW, 0, -1, 2, -(2**53) - 1], rng.integers(LOW, HIGH, 500)]).astype(np.int64)
-    pairs = spark.createDataFrame(list(zip(users.tolist(), items.tolist(), strict=True)), "user_id BIGINT, item_id BIGINT")
+    ids = list(zip(users.tolist(), items.tolist(), strict=True))
+    pairs = spark.createDataFrame(ids, "user_id BIGINT, item_id BIGINT")
     pairs = pairs.selectExpr("*", "X'0000' AS embedding", "'float16' AS codec", "timestamp_micros(7) AS as_of")
-    no_users = spark.createDataFrame([], "user_id BIGINT, embedding BINARY, codec STRING, computed_at BIGINT, tier TINYINT, "
-                                         "source_user BIGINT, similarity FLOAT, "
-                                         "neighbors ARRAY<STRUCT<user_id: BIGINT, similarity: FLOAT>>")
+    no_users = spark.createDataFrame([], (
+        "user_id BIGINT, embedding BINARY, codec STRING, computed_at BIGINT, tier TINYINT, source_user BIGINT, "
+        "similarity FLOAT, neighbors ARRAY<STRUCT<user_id: BIGINT, similarity: FLOAT>>"))
     rows = shard_rows(pairs, no_users, 5).toArrow()
     found = list(zip(*(rows.column(name).to_pylist() for name in ("shard", "user_id", "item_id")), strict=True))
     hashes = hash_pairs(hash_users(users), items)
@@ -160,6 +148,3 @@ def test_nothing_to_export_is_the_users_to_fix(make_run):
 def test_shards_follow_the_rows_within_bounds(rows, setting, shards):
     assert choose_shards(rows, setting) == shards
 
-
-def test_the_path_is_a_local_one():
-    assert isinstance(Path("snapshots"), Path)

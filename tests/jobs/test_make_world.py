@@ -70,7 +70,7 @@ def test_a_world_is_written_whole_and_a_retry_replaces_it(spark, root, make_run,
     wanted = [field.split()[0] for field in OUTPUTS["truth"].split(", ")]
     originals = zip(*(plain[name] for name in ("kind", *wanted)), strict=True)
     assert found["truth"] == sorted(row[1:] for row in originals if row[0] == ORIGINAL)
-    assert len(found["label_events"]) == int(rows.converted.sum()) > 5
+    assert len(found["label_events"]) == int(rows.converted.sum()) > 0
     assert [row[0] for row in found["items"]] == sorted(
         item for batch in item_batches(world.items(end), end) for item in batch.column("item_id").to_pylist())
     assert all(start <= row[1] for row in found["log"])
@@ -86,7 +86,7 @@ def test_a_world_is_written_whole_and_a_retry_replaces_it(spark, root, make_run,
     assert json.loads((folder / "world.json").read_text())["rules"]["taste_weight"] == 0.9
 
     with monkeypatch.context() as patch:
-        patch.setattr(make_world, "truth", lambda rows: 1 / 0)
+        patch.setattr(make_world, "label_events", lambda rows: 1 / 0)  # the log is written by then
         with pytest.raises(ZeroDivisionError):
             run(*make_run("make_world", AS_OF, *overrides[:-1], "make_world.seed=4"))
     assert rows_of(read(spark, root, "log")) == found["log"]

@@ -27,7 +27,7 @@ def world(root, fill):
     start = micros(AS_OF - hours(36))
     rows, state = simulate(world, state_at(world, users, start), start, micros(AS_OF), PARAMETERS.seed)
     items = world.items(micros(AS_OF + hours(6)))
-    fill("items", [{"item_id": int(item), "category_id": int(category), "features": [0.5]}
+    fill("items", [{"item_id": int(item), "category_id": int(category)}
                    for item, category in zip(to_ids("item", np.arange(len(items.category))), items.category,
                                              strict=True)], AS_OF - hours(36))
     for back in range(6):

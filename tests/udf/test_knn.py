@@ -21,13 +21,14 @@ def brute_force(queries, base, base_ids, k, query_ids=None):
     lists = []
     for row, similarities in enumerate(product):
         own = None if query_ids is None else query_ids[row]
-        lists.append(sorted((-float(value), int(id_)) for value, id_ in zip(similarities, base_ids, strict=True) if id_ != own)[:k])
+        every = [(-float(value), int(id_)) for value, id_ in zip(similarities, base_ids, strict=True) if id_ != own]
+        lists.append(sorted(every)[:k])
     return lists
 
 
 def as_lists(hits):
     return [
-        [(-float(value), int(id_)) for value, id_ in zip(hits.similarity[row][:count], hits.ids[row][:count], strict=True)]
+        list(zip((-hits.similarity[row][:count]).tolist(), hits.ids[row][:count].tolist(), strict=True))
         for row, count in enumerate(hits.counts)
     ]
 
@@ -41,8 +42,9 @@ def users(draw, max_users=60):
     spread = draw(st.sampled_from([1, 2, 100]))
     vectors = generator.integers(-spread, spread + 1, (count, dim)).astype(np.float32)
     vectors[~vectors.any(axis=1), 0] = 1
-    ids = np.array(draw(st.lists(st.integers(int(INT64.min), int(INT64.max)), min_size=count, max_size=count, unique=True)))
-    return unit_vectors(vectors)[0], ids.astype(np.int64)
+    any_id = st.integers(int(INT64.min), int(INT64.max))
+    ids = draw(st.lists(any_id, min_size=count, max_size=count, unique=True))
+    return unit_vectors(vectors)[0], np.array(ids, dtype=np.int64)
 
 
 @settings(max_examples=60, deadline=None)
@@ -76,10 +78,10 @@ def test_searching_every_cell_in_any_grouping_is_exact(drawn, k, group_rows, ran
 
 def _batch(vectors, ids):
     count = len(ids)
-    return pa.RecordBatch.from_arrays(
-        [pa.array(ids), pa.array(np.zeros(count, np.int64)), knn_search.to_binary(vectors), pa.array(np.zeros(count, bool))],
-        names=["user_id", "embedding_micros", "vector", "zero"],
-    )
+    return pa.RecordBatch.from_pydict({
+        "user_id": ids, "embedding_micros": np.zeros(count, np.int64), "vector": knn_search.to_binary(vectors),
+        "zero": np.zeros(count, bool),
+    })
 
 
 def _cut(batch, random):
@@ -129,7 +131,7 @@ def test_fewer_others_than_k_gives_those_there_are(count):
 
 
 def test_unit_vectors_of_any_size_and_what_is_not_a_direction():
-    rows = np.array([[3, 4], [3e38, 4e37], [3e-40, 4e-40], [0, 0], [np.nan, 1], [1, np.inf], [-0.0, 0.0]], dtype=np.float64)
+    rows = np.array([[3, 4], [3e38, 4e37], [3e-40, 4e-40], [0, 0], [np.nan, 1], [1, np.inf], [-0.0, 0.0]])
     units, finite, zero = unit_vectors(rows)
     assert units[0] == pytest.approx([0.6, 0.8])
     assert np.linalg.norm(units[1:3], axis=1) == pytest.approx([1, 1], abs=1e-7)

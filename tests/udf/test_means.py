@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -24,7 +26,7 @@ def stream(rows, cuts=()):
         names=["user_id", "item_id", "computed_micros", "embedding", "codec", "probability"],
     )
     places = [0, *sorted(cuts), len(ordered)]
-    return [batch.slice(a, b - a) for a, b in zip(places[:-1], places[1:], strict=True)]
+    return [batch.slice(a, b - a) for a, b in pairwise(places)]
 
 
 def means(rows, cuts=(), **weighting):
@@ -81,7 +83,8 @@ def test_a_vector_that_is_not_finite_is_refused_and_the_rest_counts():
     refused, kept = [row for row in found if row["reason"]], [row for row in found if not row["reason"]]
     assert [row["row"] for row in refused] == [
         f'{{"user_id": {user}, "item_id": {item}, "computed_micros": {NOW}}}' for user, item in ((1, 2), (2, 1))]
-    assert [(row["user_id"], row["pair_count"], decode([row["embedding"]])[0].tolist()) for row in kept] == [(1, 1, [1, 2])]
+    assert [(row["user_id"], row["pair_count"]) for row in kept] == [(1, 1)]
+    assert decode([kept[0]["embedding"]])[0].tolist() == [1, 2]
 
 
 def test_codecs_may_be_mixed_and_a_mean_beyond_float16_is_refused():

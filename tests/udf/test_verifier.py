@@ -21,14 +21,17 @@ def synthetic(count: int, seed: int = 0):
 @pytest.fixture(scope="module")
 def trained() -> Verifier:
     values, rows, _ = synthetic(30_000)
-    return train(values, rows, np.arange(30_000) >= 22_000, FEATURES, 6.0, Training(hidden=(16,), epochs=12, patience=3))
+    return train(
+        values, rows, np.arange(30_000) >= 22_000, FEATURES, 6.0, Training(hidden=(16,), epochs=12, patience=3)
+    )
 
 
 @pytest.mark.parametrize("hidden", [(), (16,)])
 def test_both_outputs_are_calibrated_and_rank_like_the_truth(hidden):
     values, rows, _ = synthetic(60_000)
-    verifier = train(values, rows, np.arange(60_000) >= 20_000, FEATURES, 6.0,
-                     Training(hidden=hidden, epochs=12, patience=3))
+    verifier = train(
+        values, rows, np.arange(60_000) >= 20_000, FEATURES, 6.0, Training(hidden=hidden, epochs=12, patience=3)
+    )
     fresh, happened, rate = synthetic(40_000, seed=1)
     probability, expected = verifier.predict(fresh)
     assert (expected >= probability).all() and (probability >= 0).all() and (probability <= 1).all()
@@ -59,9 +62,13 @@ def test_one_class_can_not_be_trained_on(rows):
 def test_a_prediction_worked_out_by_hand():
     # log1p(e - 1) = 1, scaled (1 - 0.5) / 0.5 = 1; hidden = relu(2 * 1 - 1) = 1; outputs 0 and ln(e - 1).
     verifier = Verifier(
-        ("often",), 6.0, np.array([0.5]), np.array([0.5]),
+        ("often",),
+        6.0,
+        np.array([0.5]),
+        np.array([0.5]),
         ((np.array([[2.0]]), np.array([-1.0])), (np.array([[1.0], [0.0]]), np.array([-1.0, np.log(np.e - 1)]))),
-        Isotonic((0.0, 0.5, 1.0), (0.0, 0.2, 1.0)), excess=0.5,
+        Isotonic((0.0, 0.5, 1.0), (0.0, 0.2, 1.0)),
+        excess=0.5,
     )
     probability, expected = verifier.predict(np.array([[np.e - 1]]))
     assert probability[0] == pytest.approx(0.2)  # sigmoid(0) = 0.5, calibrated to 0.2
@@ -97,7 +104,11 @@ def test_a_broken_folder_is_refused(trained, tmp_path):
         load(tmp_path)
     (tmp_path / WEIGHTS).write_bytes(weights)
     content = json.loads((tmp_path / DESCRIPTION).read_text())
-    for fault, message in (({"format": 2}, "format 2"), ({"layers": 7}, "incomplete"), ({"calibration": {}}, "incomplete")):
+    for fault, message in (
+        ({"format": 2}, "format 2"),
+        ({"layers": 7}, "incomplete"),
+        ({"calibration": {}}, "incomplete"),
+    ):
         (tmp_path / DESCRIPTION).write_text(json.dumps({**content, **fault}))
         with pytest.raises(VerifierError, match=message):
             load(tmp_path)
@@ -129,8 +140,16 @@ def test_isotonic_pools_what_violates_the_order():
     assert fit_isotonic(np.array([0.1, 0.2]), np.array([1.0, 1.0])) == IDENTITY
 
 
-@pytest.mark.parametrize("x, y", [((0.0,), (0.0,)), ((0.0, 0.5, 0.5, 1.0), (0, 0, 1, 1)), ((0.0, 1.0), (1.0, 0.0)),
-                                  ((0.1, 1.0), (0.0, 1.0)), ((0.0, 1.0), (0.0, 1.5))])
+@pytest.mark.parametrize(
+    "x, y",
+    [
+        ((0.0,), (0.0,)),
+        ((0.0, 0.5, 0.5, 1.0), (0, 0, 1, 1)),
+        ((0.0, 1.0), (1.0, 0.0)),
+        ((0.1, 1.0), (0.0, 1.0)),
+        ((0.0, 1.0), (0.0, 1.5)),
+    ],
+)
 def test_a_table_that_is_no_calibration_is_refused(x, y):
     with pytest.raises(ValueError, match="calibration table"):
         Isotonic(x, y)

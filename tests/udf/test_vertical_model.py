@@ -119,7 +119,7 @@ def test_shuffling_moves_vectors_and_flags_together_and_nothing_else():
 def test_ids_of_all_64_bits_find_a_bucket_and_fields_differ():
     ids = np.array([[2**63 - 1, -5, 0, NO_ID, 7, 7]], dtype=np.int64)
     rows = made_rows(1)
-    buckets = Rows(**{**rows.__dict__, "ids": ids}).buckets(1000)
+    buckets = Rows(**{**rows.__dict__, "ids": ids}).buckets([1000] * 6)
     assert buckets[0, 3] == 0
     assert ((buckets[0, [0, 1, 2, 4, 5]] >= 1) & (buckets[0, [0, 1, 2, 4, 5]] < 1000)).all()
     assert buckets[0, 4] != buckets[0, 5]

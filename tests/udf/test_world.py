@@ -1,6 +1,8 @@
 import math
+import re
 from collections import defaultdict
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -331,3 +333,11 @@ def test_parameters_come_back_from_json_and_changed_rules_are_noticed():
     assert WorldParameters.from_json(text) == PARAMETERS
     with pytest.raises(ValueError, match="have changed"):
         WorldParameters.from_json(text.replace('"taste_weight": 0.9', '"taste_weight": 1.1'))
+
+
+def test_the_example_in_the_documentation_runs():
+    text = (Path(__file__).parents[2] / "docs" / "world.md").read_text(encoding="utf-8")
+    found: dict = {}
+    for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        exec(code, found)
+    assert len(found["rows"]) > 100 and found["scored_rows"].sum() > 0 and found["state"].time == found["window"][1]

@@ -1,0 +1,196 @@
+"""embed_pairs against five-line fake models whose embeddings can be worked out by hand."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyspark.sql import functions as F
+
+import jobs.embed_pairs as job
+from jobs.common.errors import RunFailed, UserError
+from solaris_udf.codec import decode
+from solaris_udf.foundation.contract import Description
+from solaris_udf.foundation.features import check_names
+from solaris_udf.foundation.model import Model
+from solaris_udf.foundation.udf import embed_udf_of
+from tests.conftest import AS_OF, hours
+
+HISTORY = {"shown": [], "clicked": [], "requests": 1, "scored_rows": 1, "shown_rows": 0, "clicked_rows": 0,
+           "last_event_time": AS_OF - hours(1), "checkpoint": True}
+LOW, HIGH = -(2**63), 2**63 - 1
+
+
+def description(version="m1", dim=3):
+    return Description("fake", version, dim, check_names(["clicked_mask", "item_id"]), {"clicked": 4, "shown": 4}, 0,
+                       ("click",), 1.0, 1.0, {"user_encoder.pt2": "", "pair_head.pt2": ""})
+
+
+def fake(log, bad=()):
+    """Embedding of a pair: clicks of the user, item id mod 7, 1. Writes its calls down, so that they can be counted."""
+
+    def load():
+        with Path(log, f"load-{os.getpid()}").open("a") as file:
+            file.write("x")
+
+        def embed(state, index, items):
+            with Path(log, f"pairs-{os.getpid()}").open("a") as file:
+                file.writelines(f"{item}\n" for item in items["item_id"])
+            out = np.stack([state[index], items["item_id"] % 7, np.ones(len(index))], axis=1).astype(np.float32)
+            out[np.isin(items["item_id"], bad)] = np.nan
+            return out, np.zeros((len(index), 1), np.float32)
+
+        return Model(description(), lambda users: users["clicked_mask"].sum(1), embed)
+
+    return load
+
+
+@pytest.fixture
+def with_model(monkeypatch, tmp_path):
+    """with_model(loader_options...) makes the job run the fake; returns the folder with its call records."""
+    log = tmp_path / "calls"
+    log.mkdir()
+
+    def use(**options):
+        monkeypatch.setattr(job, "_model", lambda run, settings: (Path("fake"), description(), []))
+        monkeypatch.setattr(job, "embed_udf", lambda folder, items, *, codec, threads, limits, **_: embed_udf_of(
+            fake(str(log), **options), items, codec=codec, threads=threads, limits=limits))
+        return log
+
+    return use
+
+
+def computed(log):
+    return sorted(int(line) for file in log.glob("pairs-*") for line in file.read_text().split())
+
+
+def test_selected_pairs_are_embedded_once_also_when_the_run_is_repeated(tables, fill, make_run, with_model):
+    fill("candidate_pairs", [
+        {"user_id": 1, "item_id": LOW, "probability": 0.25}, {"user_id": 1, "item_id": HIGH},
+        {"user_id": 1, "item_id": 5},
+        {"user_id": LOW, "item_id": 2**53 + 1}, {"user_id": HIGH, "item_id": 13}, {"user_id": HIGH, "item_id": 77},
+        {"user_id": 1, "item_id": 99, "action": "reuse"},
+    ])
+    fill("user_histories", [
+        {**HISTORY, "user_id": 1, "clicked": [{"item_id": 5, "event_time": AS_OF - hours(h)} for h in (3, 2)]},
+    ])
+    fill("items", [{"item_id": 5, "category_id": None}, {"item_id": HIGH, "category_id": 3}])
+    log = with_model(bad=(13,))
+    run, settings = make_run("embed_pairs", AS_OF, "quality.min_rows_for_rate=100")
+    report = job.run(run, settings)
+    assert (report.rows_in, report.rows_out, report.rows_rejected) == (6, 5, 1)
+    assert (report.metrics["pairs"], report.metrics["users"], report.metrics["reused"]) == (6, 3, 0)
+    assert computed(log) == sorted([LOW, HIGH, 5, 2**53 + 1, 13, 77])
+    assert all(file.read_text() == "x" for file in log.glob("load-*"))  # one load a worker
+
+    rows = {(row.user_id, row.item_id): row for row in tables.read("pair_embeddings").collect()}
+    expected = {(1, LOW): [2, LOW % 7, 1], (1, HIGH): [2, HIGH % 7, 1], (1, 5): [2, 5, 1],
+                (LOW, 2**53 + 1): [0, (2**53 + 1) % 7, 1], (HIGH, 77): [0, 0, 1]}
+    assert {key: decode([bytes(row.embedding)])[0].tolist() for key, row in rows.items()} == expected
+    assert {row.model_version for row in rows.values()} == {"m1"} and rows[(1, LOW)].probability == 0.25
+    refused = tables.read("rejected_rows").collect()
+    assert [(row.reason, row.row) for row in refused] == [
+        ("embedding is not finite", f'{{"user_id":{HIGH},"item_id":13,"model_version":"m1"}}')]
+
+    # Again: only the refused pair is tried; a new candidate is added, one no longer wanted goes.
+    fill("candidate_pairs", [{"user_id": user, "item_id": item} for user, item in ((1, 5), (HIGH, 13), (2, 8))])
+    report = job.run(run, settings)
+    assert (report.rows_in, report.rows_out, report.metrics["reused"]) == (3, 2, 1)
+    assert computed(log) == sorted([LOW, HIGH, 5, 2**53 + 1, 13, 77, 13, 8])
+    again = {(row.user_id, row.item_id): bytes(row.embedding) for row in tables.read("pair_embeddings").collect()}
+    assert again.keys() == {(1, 5), (2, 8)} and again[(1, 5)] == bytes(rows[(1, 5)].embedding)
+
+    # A rewritten history makes the stored vectors stale.
+    fill("user_histories", [{**HISTORY, "user_id": 1, "run_id": "later"}])
+    job.run(run, settings)
+    stored = tables.read("pair_embeddings").collect()
+    fresh = {row.item_id: decode([bytes(row.embedding)])[0].tolist() for row in stored}
+    assert fresh == {5: [0, 5, 1], 8: [0, 1, 1]}
+
+    # Too many refused: nothing is published, the slice stays as it was.
+    fill("candidate_pairs", [{"user_id": 1, "item_id": 13}])
+    strict, settings = make_run("embed_pairs", AS_OF, "quality.min_rows_for_rate=1")
+    with pytest.raises(RunFailed, match="1 of 1 rows were rejected"):
+        job.run(strict, settings)
+    assert tables.read_slice("pair_embeddings", AS_OF).count() == 2
+
+
+def test_no_candidates_is_an_empty_slice_and_a_lost_pair_fails_the_run(tables, fill, make_run, with_model, monkeypatch):
+    with_model()
+    run, settings = make_run("embed_pairs")
+    assert job.run(run, settings).rows_out == 0
+    assert tables.read("pair_embeddings").count() == 0
+    fill("candidate_pairs", [{"user_id": 1, "item_id": 5}, {"user_id": 1, "item_id": 6}])
+    monkeypatch.setattr(job, "grouped_by_user", lambda *a: _grouped(*a).withColumn("item_ids", F.array(F.lit(5))))
+    with pytest.raises(RunFailed, match="2 pairs in, but 1 embedded and 0 rejected"):
+        job.run(run, settings)
+    assert tables.read("pair_embeddings").count() == 0
+
+
+_grouped = job.grouped_by_user
+
+
+def test_a_giant_user_is_split_into_rows_that_hold_each_item_once(spark):
+    pairs = spark.range(10).select(F.lit(1).cast("bigint").alias("user_id"), (9 - F.col("id")).alias("item_id"))
+    histories = spark.createDataFrame([], "user_id BIGINT, shown ARRAY<BIGINT>, clicked ARRAY<BIGINT>, "
+                                          "requests BIGINT, scored_rows BIGINT, shown_rows BIGINT, clicked_rows BIGINT")
+    rows = sorted(row.item_ids for row in job.grouped_by_user(pairs, histories, 2, 4).collect())
+    assert rows == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_a_model_outside_the_roots_is_the_users_to_fix(make_run, tmp_path):
+    run, settings = make_run("embed_pairs", AS_OF, f"embed_pairs.model={tmp_path}/elsewhere")
+    with pytest.raises(UserError, match="outside the allowed roots"):
+        job.run(run, settings)
+
+
+KILLED = """
+import os, sys, signal
+from pathlib import Path
+import jobs.embed_pairs as job
+from datetime import UTC, datetime
+from jobs.common.config import load_config
+from jobs.common.runs import Run
+from jobs.common.session import build_session
+from solaris_udf.foundation.udf import embed_udf_of
+from tests.jobs.test_embed_pairs import description, fake
+root, log, kill = sys.argv[1:]
+config = load_config(overrides=[f"storage.root={root}", "spark.master=local[1]", "spark.shuffle_partitions=1",
+                                "spark.driver_memory=1g", "embed_pairs.chunk_pairs=8"], environ={})
+job._model = lambda run, settings: (Path("fake"), description(), [])
+job.embed_udf = lambda folder, items, *, codec, threads, limits, **_: embed_udf_of(fake(log), items)
+if kill == "yes":
+    real, done = job._Staging.next_chunk, []
+    def next_chunk(self):
+        if len(done) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        done.append(1)
+        return real(self)
+    job._Staging.next_chunk = next_chunk
+spark = build_session(config, "killed")
+run = Run("embed_pairs", spark, config, datetime(2026, 1, 3, tzinfo=UTC), "again")
+print(job.run(run, config.get(job.Settings)).metrics)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_and_gives_the_rows_of_an_undisturbed_one(tables, fill, root, tmp_path):
+    fill("candidate_pairs", [{"user_id": user, "item_id": item} for user in range(12) for item in range(3)])
+    log = tmp_path / "calls"
+    log.mkdir()
+
+    def start(kill):
+        command = [sys.executable, "-c", KILLED, str(root), str(log), kill]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300).returncode
+
+    assert start("yes") == -signal.SIGKILL
+    before = len(computed(log))
+    assert 0 < before < 36 and tables.read("pair_embeddings").count() == 0
+    assert start("no") == 0
+    assert len(computed(log)) == 36  # nothing twice
+    rows = tables.read("pair_embeddings").collect()
+    assert len({(row.user_id, row.item_id) for row in rows}) == len(rows) == 36
+    assert all(decode([bytes(row.embedding)])[0].tolist() == [0, row.item_id % 7, 1] for row in rows)
