@@ -151,8 +151,11 @@ class Config:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def path(self, *parts: str) -> str:
-        """A path or URI below storage.root."""
-        return "/".join([self.storage.root.rstrip("/"), *parts])
+        """A path or URI below storage.root; a local one is absolute, since Spark's workers run elsewhere."""
+        root = self.storage.root
+        if "://" not in root:
+            root = str(Path(root).expanduser().absolute())
+        return "/".join([root.rstrip("/"), *parts])
 
 
 def load_config(

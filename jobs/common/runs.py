@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from jobs import JOBS
 from jobs.common.clock import slice_of, ts
-from jobs.common.config import Config, Section
+from jobs.common.config import Config
 from jobs.common.errors import RunFailed, UserError
 from jobs.common.tables import Tables, spark_schema
 from schemas import TABLES

@@ -19,7 +19,7 @@ class Size(NamedTuple):
     days: int
 
 
-SIZES = {"tiny": Size(60, 60, 4), "demo": Size(2_000, 800, 6)}
+SIZES = {"tiny": Size(60, 60, 4), "demo": Size(600, 300, 6)}
 
 
 @dataclass(frozen=True)
