@@ -18,8 +18,8 @@ demo: setup ## the whole pipeline and a report, on a simulated ad platform (DATA
 test: setup ## the test suite
 	@.venv/bin/python -m pytest $(ARGS)
 
-lint: setup ## ruff
-	@.venv/bin/ruff check .
+lint: setup ## ruff: checks and formatting
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check --quiet .
 
 types: setup ## mypy
 	@.venv/bin/mypy

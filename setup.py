@@ -1,5 +1,7 @@
 """Packaging. `pip install .` gives the snapshot reader (numpy and pyarrow); `pip install .[pipeline]` everything."""
 
+from pathlib import Path
+
 from setuptools import setup
 
 PIPELINE = [
@@ -28,13 +30,20 @@ FAST = ["numba>=0.61"]
 setup(
     name="solaris-pipeline",
     version="0.1.0",
-    description="Precomputes foundation-model pair embeddings for the pairs a ranker will score soon, and serves them by lookup",
-    long_description=open("README.md", encoding="utf-8").read(),
+    description="Precomputes foundation-model embeddings for the pairs a ranker will score soon, served by lookup",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=["jobs", "jobs.common", "schemas", "solaris_udf", "solaris_udf.snapshot", "solaris_udf.foundation",
-              "solaris_udf.world"],
+    packages=[
+        "jobs",
+        "jobs.common",
+        "schemas",
+        "solaris_udf",
+        "solaris_udf.snapshot",
+        "solaris_udf.foundation",
+        "solaris_udf.world",
+    ],
     package_data={"jobs.common": ["templates/*"], "solaris_udf": ["py.typed"]},
     install_requires=["numpy>=1.26", "pyarrow>=17"],
     extras_require={
@@ -43,8 +52,18 @@ setup(
         "redis": REDIS,
         "s3": S3,
         "fast": FAST,
-        "dev": [*PIPELINE, *AIRFLOW, *REDIS, *FAST, "pytest>=8", "hypothesis>=6", "ruff>=0.9", "mypy>=1.14", "pandas-stubs",
-                "types-redis"],
+        "dev": [
+            *PIPELINE,
+            *AIRFLOW,
+            *REDIS,
+            *FAST,
+            "pytest>=8",
+            "hypothesis>=6",
+            "ruff>=0.9",
+            "mypy>=1.14",
+            "pandas-stubs",
+            "types-redis",
+        ],
     },
     entry_points={"console_scripts": ["solaris=jobs.cli:main"]},
 )

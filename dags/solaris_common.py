@@ -48,20 +48,33 @@ def common_params() -> dict[str, Param]:
     """The part of the trigger form that every DAG has."""
     return {
         "as_of": Param(
-            None, type=["null", "string"], pattern=TIME, title="as_of",
+            None,
+            type=["null", "string"],
+            pattern=TIME,
+            title="as_of",
             description="Logical time of the run, with a zone: 2026-01-03T06:00:00Z. Empty: the end of the "
             "data interval of a scheduled run, the last full hour (UTC) of one triggered by hand.",
         ),
         "config": Param(
-            "conf/local.toml", type="string", minLength=1, pattern=r"^[^-]", title="Config file",
+            "conf/local.toml",
+            type="string",
+            minLength=1,
+            pattern=r"^[^-]",
+            title="Config file",
             description="TOML file, absolute or below SOLARIS_HOME.",
         ),
         "dataset": Param(
-            None, type=["null", "string"], pattern=r"^[^-].*$", title="Dataset",
+            None,
+            type=["null", "string"],
+            pattern=r"^[^-].*$",
+            title="Dataset",
             description="Name of a mapping in conf/datasets, or the path of a mapping file. Empty: the config's own.",
         ),
         "settings": Param(
-            [], type="array", items={"type": "string", "pattern": SETTING}, title="Further settings",
+            [],
+            type="array",
+            items={"type": "string", "pattern": SETTING},
+            title="Further settings",
             description="One section.key=value a line, such as serving.ttl_hours=12. They win over the config file.",
         ),
     }
@@ -69,10 +82,15 @@ def common_params() -> dict[str, Param]:
 
 def budget_param() -> dict[str, Param]:
     """The budget of predict_pairs, in the trigger form."""
-    return {"budget": Param(
-        None, type=["null", "number"], exclusiveMinimum=0, title="Budget",
-        description="What predict_pairs may spend, in the config's budget_unit (pairs). Empty: as configured.",
-    )}
+    return {
+        "budget": Param(
+            None,
+            type=["null", "number"],
+            exclusiveMinimum=0,
+            title="Budget",
+            description="What predict_pairs may spend, in the config's budget_unit (pairs). Empty: as configured.",
+        )
+    }
 
 
 def as_of(params: Mapping[str, Any], dag_run: Any) -> str:

@@ -25,8 +25,12 @@ from airflow.sdk import Param, TriggerRule, chain
 from airflow.sdk.exceptions import AirflowSkipException
 from solaris_common import FOUNDATION, GPU_POOL, RELEASED, check_time, common_params, dag, job, table
 
-TRAIN = Param(True, type="boolean", title="Train the reference model",
-              description="Off: evaluate the latest foundation model below models/foundation/.")
+TRAIN = Param(
+    True,
+    type="boolean",
+    title="Train the reference model",
+    description="Off: evaluate the latest foundation model below models/foundation/.",
+)
 
 
 def check_training(context: dict[str, Any]) -> None:
@@ -37,8 +41,13 @@ def check_training(context: dict[str, Any]) -> None:
 
 
 with dag("solaris_evaluate", __doc__, {"train": TRAIN, **common_params()}, schedule=[RELEASED], tags=["evaluation"]):
-    train = job("train_foundation", [FOUNDATION], pool=GPU_POOL, pre_execute=check_training,
-                execution_timeout=timedelta(hours=12))
+    train = job(
+        "train_foundation",
+        [FOUNDATION],
+        pool=GPU_POOL,
+        pre_execute=check_training,
+        execution_timeout=timedelta(hours=12),
+    )
     join = job("join_features", [table("training_rows")], trigger_rule=TriggerRule.NONE_FAILED)
     evaluate = job("evaluate_uplift", [table("vm_evaluations")], execution_timeout=timedelta(hours=12))
 

@@ -33,8 +33,15 @@ def means_per_user(pairs: DataFrame, weighting: Weighting) -> DataFrame:
     however many pairs a user has.
     """
     stream = (
-        pairs.select("user_id", "item_id", F.unix_micros("as_of").alias("computed_micros"), "embedding", "codec",
-                     "probability", "run_id")
+        pairs.select(
+            "user_id",
+            "item_id",
+            F.unix_micros("as_of").alias("computed_micros"),
+            "embedding",
+            "codec",
+            "probability",
+            "run_id",
+        )
         .repartition("user_id")
         .sortWithinPartitions("user_id", "item_id", F.col("computed_micros").desc(), F.col("run_id").desc())
         .drop("run_id")
@@ -60,8 +67,12 @@ def run(run: Run, settings: Settings) -> Report:
         rejected = run.reject(means.where(F.col("reason").isNotNull()), count=counts.rejected)
         written = run.write(
             means.where(F.col("reason").isNull()).select(
-                "user_id", "embedding", F.lit("float16").alias("codec"), F.lit(version or "").alias("model_version"),
-                "pair_count", F.timestamp_micros("newest_micros").alias("newest_at"),
+                "user_id",
+                "embedding",
+                F.lit("float16").alias("codec"),
+                F.lit(version or "").alias("model_version"),
+                "pair_count",
+                F.timestamp_micros("newest_micros").alias("newest_at"),
             ),
             "user_embeddings",
         )

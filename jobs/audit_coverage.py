@@ -28,8 +28,12 @@ class Settings(Section):
     """The [audit_coverage] section."""
 
     section = "audit_coverage"
-    min_coverage: float = Field(0.0, ge=0, le=1, description="Least share of scored rows with any embedding, where a "
-                                "snapshot was live; below it the run fails")
+    min_coverage: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Least share of scored rows with any embedding, where a snapshot was live; below it the run fails",
+    )
     min_pair_coverage: float = Field(0.0, ge=0, le=1, description="The same for rows answered by their own pair")
     segments: bool = Field(True, description="Also count new, regular and hot users apart")
     hot_rows_a_day: float = Field(300.0, gt=0, description="Scored rows a day, in the window, from which a user is hot")
@@ -51,16 +55,23 @@ def audit(answered: DataFrame, start: datetime, end: datetime) -> DataFrame:
     Each row counts for its surface and for all, as scored and, if shown, as shown, for its segment and for all; shares
     are of the group's rows, so they add up to 1.
     """
+
     def each(values: Column, name: str) -> Column:
         return F.explode(values).alias(name)
 
     rows = (
         answered.withColumn("snapshot_id", F.coalesce("snapshot_id", F.lit("none")))
         .select("*", each(F.array_distinct(F.array("surface", F.lit("all"))), "_surface"))
-        .select("*", each(F.when(F.col("shown"), F.array(F.lit("scored"), F.lit("shown")))
-                          .otherwise(F.array(F.lit("scored"))), "population"))
+        .select(
+            "*",
+            each(
+                F.when(F.col("shown"), F.array(F.lit("scored"), F.lit("shown"))).otherwise(F.array(F.lit("scored"))),
+                "population",
+            ),
+        )
         .select("*", each(F.array_distinct(F.array("segment", F.lit("all"))), "_segment"))
-        .drop("surface", "segment").withColumnsRenamed({"_surface": "surface", "_segment": "segment"})
+        .drop("surface", "segment")
+        .withColumnsRenamed({"_surface": "surface", "_segment": "segment"})
     )
     age = F.when(F.col("tier") != "none", F.col("age_seconds"))
     counted = rows.groupBy(*GROUP, "tier").agg(
@@ -70,9 +81,13 @@ def audit(answered: DataFrame, start: datetime, end: datetime) -> DataFrame:
         F.percentile(age, F.lit(0.9)).alias("p90_age_seconds"),
     )
     total = F.sum("rows").over(Window.partitionBy(*GROUP))
-    return counted.withColumns({
-        "share": F.col("rows") / total, "window_start": ts(start), "window_end": ts(end),
-    })
+    return counted.withColumns(
+        {
+            "share": F.col("rows") / total,
+            "window_start": ts(start),
+            "window_end": ts(end),
+        }
+    )
 
 
 def reconcile(candidates: DataFrame, embedded: DataFrame, scored: DataFrame, predicted_at: datetime) -> DataFrame:
@@ -99,26 +114,33 @@ def reconcile(candidates: DataFrame, embedded: DataFrame, scored: DataFrame, pre
     def total(value: Column, kind: str) -> Column:
         return F.coalesce(F.sum(value), F.lit(0)).cast(kind)
 
-    return chosen.agg(
-        count(reused | to_compute).alias("predicted"),
-        count(computed).alias("computed"),
-        count(to_compute & ~computed).alias("rejected"),
-        count(reused).alias("reused"),
-        count(hit).alias("hit"),
-        count(computed & ~hit).alias("wasted"),
-        total(F.col("scored_rows"), "bigint").alias("scored_rows"),
-        total(F.when(computed | reused, F.col("scored_rows")), "bigint").alias("covered_rows"),
-        total(F.col("expected_rows"), "double").alias("expected_rows"),
-        total(F.when(computed, F.col("cost")), "double").alias("cost"),
-    ).where("predicted > 0").withColumn("predicted_at", ts(predicted_at))
+    return (
+        chosen.agg(
+            count(reused | to_compute).alias("predicted"),
+            count(computed).alias("computed"),
+            count(to_compute & ~computed).alias("rejected"),
+            count(reused).alias("reused"),
+            count(hit).alias("hit"),
+            count(computed & ~hit).alias("wasted"),
+            total(F.col("scored_rows"), "bigint").alias("scored_rows"),
+            total(F.when(computed | reused, F.col("scored_rows")), "bigint").alias("covered_rows"),
+            total(F.col("expected_rows"), "double").alias("expected_rows"),
+            total(F.when(computed, F.col("cost")), "double").alias("cost"),
+        )
+        .where("predicted > 0")
+        .withColumn("predicted_at", ts(predicted_at))
+    )
 
 
 def run(run: Run, settings: Settings) -> Report:
     """Writes the audit of the window that ends at as_of, and its ledger row."""
     hours = run.config.window.hours
     start = run.as_of - timedelta(hours=hours)
-    rows = log_between(run.tables, start, run.as_of, run.as_of).select(
-        "user_id", "item_id", "event_time", "surface", "shown").withColumn("segment", F.lit("all"))
+    rows = (
+        log_between(run.tables, start, run.as_of, run.as_of)
+        .select("user_id", "item_id", "event_time", "surface", "shown")
+        .withColumn("segment", F.lit("all"))
+    )
     if settings.segments:
         rows = with_segment(rows, histories_at(run.tables, start), settings.hot_rows_a_day * hours / 24)
     periods = live_periods(run.tables, start, run.as_of, run.as_of)
@@ -140,7 +162,8 @@ def _write_ledger(run: Run, scored: DataFrame, predicted_at: datetime) -> None:
         return
     seconds = (
         run.tables.read("job_runs")
-        .where("job = 'embed_pairs' AND status = 'succeeded'").where(F.col("slice") == slice_of(predicted_at))
+        .where("job = 'embed_pairs' AND status = 'succeeded'")
+        .where(F.col("slice") == slice_of(predicted_at))
         .agg(F.max_by("seconds", "started_at").alias("seconds"))
     )
     embedded = run.tables.read_slice("pair_embeddings", predicted_at)
@@ -150,8 +173,12 @@ def _write_ledger(run: Run, scored: DataFrame, predicted_at: datetime) -> None:
 
 def _totals(run: Run) -> list[dict[str, Any]]:
     """The written audit over all surfaces and users: a few rows a snapshot and tier."""
-    rows = run.tables.read_slice("coverage_audit", run.as_of).where(
-        "surface = 'all' AND segment = 'all' AND population = 'scored'").select("snapshot_id", "tier", "rows").collect()
+    rows = (
+        run.tables.read_slice("coverage_audit", run.as_of)
+        .where("surface = 'all' AND segment = 'all' AND population = 'scored'")
+        .select("snapshot_id", "tier", "rows")
+        .collect()
+    )
     return [row.asDict() for row in rows]
 
 
@@ -173,11 +200,16 @@ def _check(run: Run, settings: Settings, totals: list[dict[str, Any]]) -> None:
         return
     every = sorted({row["tier"] for row in judged} - {"none"})
     found = {"min_coverage": _share(judged, *every), "min_pair_coverage": _share(judged, "pair")}
-    faults = [f"{share:.4f} is below audit_coverage.{name} = {getattr(settings, name)}"
-              for name, share in found.items() if share < getattr(settings, name)]
+    faults = [
+        f"{share:.4f} is below audit_coverage.{name} = {getattr(settings, name)}"
+        for name, share in found.items()
+        if share < getattr(settings, name)
+    ]
     if faults:
-        raise RunFailed(f"audit_coverage {run.slice}: coverage of scored rows {' and '.join(faults)}; the audit is "
-                        f"written, see coverage_audit where slice = '{run.slice}'")
+        raise RunFailed(
+            f"audit_coverage {run.slice}: coverage of scored rows {' and '.join(faults)}; the audit is "
+            f"written, see coverage_audit where slice = '{run.slice}'"
+        )
 
 
 if __name__ == "__main__":

@@ -35,7 +35,11 @@ class Commands(typer.core.TyperGroup):
 
 
 app = typer.Typer(
-    name="solaris", cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    name="solaris",
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
     help="Precompute foundation-model embeddings for the pairs a ranker will score soon, and serve them by lookup.",
 )
 snapshot_app = typer.Typer(no_args_is_help=True, help="The lookup snapshots.")
@@ -43,7 +47,9 @@ app.add_typer(snapshot_app, name="snapshot")
 model_app = typer.Typer(no_args_is_help=True, help="Foundation-model folders.")
 app.add_typer(model_app, name="model")
 
-ConfigFiles = Annotated[list[str] | None, typer.Option("--config", help="TOML file; repeat to layer (default: conf/local.toml)")]
+ConfigFiles = Annotated[
+    list[str] | None, typer.Option("--config", help="TOML file; repeat to layer (default: conf/local.toml)")
+]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="SECTION.KEY=VALUE; repeatable")]
 
 
@@ -78,7 +84,9 @@ def demo(
 @app.command()
 def run(
     start: Annotated[str, typer.Option("--from", metavar="TIME", help="as_of of the first slice, with a zone")],
-    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="as_of of the last slice (default: the first)")] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", metavar="TIME", help="as_of of the last slice (default: the first)")
+    ] = None,
     job: Annotated[list[str] | None, typer.Option("--job", help="Only this job; repeatable")] = None,
     force: Annotated[bool, typer.Option("--force", help="Run also what already succeeded with this config")] = False,
     files: ConfigFiles = None,
@@ -104,8 +112,12 @@ def run(
 def lookup(
     user: Annotated[int | None, typer.Argument(help="User id")] = None,
     items: Annotated[list[int] | None, typer.Argument(help="Item ids")] = None,
-    at: Annotated[str | None, typer.Option(metavar="TIME", help="Time of the request, with a zone, or now "
-                                           "(default: when the snapshot went live)")] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Time of the request, with a zone, or now (default: when the snapshot went live)"
+        ),
+    ] = None,
     examples: Annotated[bool, typer.Option("--examples", help="Show one pair of each tier instead")] = False,
     values: Annotated[int, typer.Option(help="Vector components to print")] = 6,
     files: ConfigFiles = None,
@@ -164,7 +176,9 @@ def sql(
 
 @app.command()
 def report(
-    to: Annotated[Path | None, typer.Option(help="File to write (default: reports/index.html below the storage root)")] = None,
+    to: Annotated[
+        Path | None, typer.Option(help="File to write (default: reports/index.html below the storage root)")
+    ] = None,
     files: ConfigFiles = None,
     overrides: Overrides = None,
 ) -> None:

@@ -62,7 +62,8 @@ def grouped_by_user(pairs: DataFrame, histories: DataFrame, partitions: int, row
     """
     users = (
         pairs.repartition(partitions, "user_id")
-        .groupBy("user_id").agg(F.array_sort(F.collect_list("item_id")).alias("all_items"))
+        .groupBy("user_id")
+        .agg(F.array_sort(F.collect_list("item_id")).alias("all_items"))
         .withColumn("part", F.explode(F.sequence(F.lit(0), F.floor((F.size("all_items") - 1) / row_pairs).cast("int"))))
         .withColumn("item_ids", F.slice("all_items", F.col("part") * row_pairs + 1, row_pairs))
     )
@@ -84,8 +85,14 @@ def run(run: Run, settings: Settings) -> Report:
     wanted = wanted_pairs(run.tables.read_slice("candidate_pairs", run.as_of))
     limits = Limits(tokens=settings.batch_tokens, pairs=settings.batch_pairs)
     embed = embed_udf(
-        folder, items, codec=settings.codec, threads=run.config.spark.task_cpus, limits=limits,
-        half=settings.half_precision, compiled=settings.compile, roots=roots,
+        folder,
+        items,
+        codec=settings.codec,
+        threads=run.config.spark.task_cpus,
+        limits=limits,
+        half=settings.half_precision,
+        compiled=settings.compile,
+        roots=roots,
     )
     before = staging.done()
     todo = wanted if before is None else wanted.join(before, on=["user_id", "item_id"], how="left_anti")
@@ -97,9 +104,14 @@ def run(run: Run, settings: Settings) -> Report:
     seconds = time.monotonic() - started
     embedded, rejected = _publish(run, settings, wanted, staging, description, pairs)
     return Report(
-        rows_in=pairs, rows_out=embedded, rows_rejected=rejected,
+        rows_in=pairs,
+        rows_out=embedded,
+        rows_rejected=rejected,
         metrics={
-            "pairs": counts.pairs, "users": counts.users, "reused": pairs - counts.pairs, "inference_seconds": seconds,
+            "pairs": counts.pairs,
+            "users": counts.users,
+            "reused": pairs - counts.pairs,
+            "inference_seconds": seconds,
             "pairs_per_second": counts.pairs / seconds if counts.pairs else 0.0,
         },
     )
@@ -175,7 +187,12 @@ class _Staging:
 
 
 def _embed_chunks(
-    run: Run, settings: Settings, todo: DataFrame, histories: DataFrame, embed: EmbedFunction, staging: _Staging,
+    run: Run,
+    settings: Settings,
+    todo: DataFrame,
+    histories: DataFrame,
+    embed: EmbedFunction,
+    staging: _Staging,
     pairs: int,
 ) -> None:
     """One Spark job and one parquet folder a chunk: the only place where the model is called."""
@@ -191,7 +208,8 @@ def _embed_chunks(
         (
             inputs.mapInArrow(embed, OUTPUT_DDL, profile=profile)
             .select("user_id", "item_id", "embedding", "reason")
-            .write.mode("overwrite").parquet(staging.next_chunk())
+            .write.mode("overwrite")
+            .parquet(staging.next_chunk())
         )
 
 
@@ -199,9 +217,7 @@ def _profile(settings: Settings, task_cpus: int) -> ResourceProfile | None:
     """Asks for GPUs for this stage only, so that other stages hold none."""
     if not settings.gpus:
         return None
-    return ResourceProfileBuilder().require(
-        TaskResourceRequests().cpus(task_cpus).resource("gpu", settings.gpus)
-    ).build
+    return ResourceProfileBuilder().require(TaskResourceRequests().cpus(task_cpus).resource("gpu", settings.gpus)).build
 
 
 def _publish(
@@ -210,14 +226,19 @@ def _publish(
     """Writes embeddings and rejections of all wanted pairs; returns how many of each."""
     done = staging.done()
     results = (
-        wanted.join(done if done is not None else run.spark.createDataFrame([], RESULTS_DDL),
-                    on=["user_id", "item_id"], how="left")
+        wanted.join(
+            done if done is not None else run.spark.createDataFrame([], RESULTS_DDL),
+            on=["user_id", "item_id"],
+            how="left",
+        )
         .withColumns({"codec": F.lit(settings.codec), "model_version": F.lit(description.version)})
         .persist()
     )
     try:
         counts = results.agg(
-            F.count("*").alias("rows"), F.count("embedding").alias("embedded"), F.count("reason").alias("rejected"),
+            F.count("*").alias("rows"),
+            F.count("embedding").alias("embedded"),
+            F.count("reason").alias("rejected"),
         ).first()
         assert counts is not None
         if counts.rows != pairs or counts.embedded + counts.rejected != pairs:

@@ -72,7 +72,8 @@ def split_rows(found: Collected, span: Span, split: datetime, least: int) -> tup
             raise UserError(
                 f"{len(part.rows)} shown rows with {clicks} clicks to {name} on, in [{begin.isoformat()}, "
                 f"{end.isoformat()}); at least {least} with clicks and without are needed: run join_features for more "
-                "slices, or change evaluate_uplift.train_hours, eval_hours or min_rows")
+                "slices, or change evaluate_uplift.train_hours, eval_hours or min_rows"
+            )
         parts.append(part)
     return parts[0], parts[1]
 
@@ -83,24 +84,39 @@ def run(run: Run, settings: Settings) -> Report:
 
     split = run.as_of - timedelta(hours=settings.eval_hours)
     span = choose_span(run, split - timedelta(hours=settings.train_hours))
-    found = load_rows(run, span, Path(write_item_table(run)), max_rows=settings.max_rows,
-                      counter_hours=settings.counter_hours, foundation=True)
+    found = load_rows(
+        run,
+        span,
+        Path(write_item_table(run)),
+        max_rows=settings.max_rows,
+        counter_hours=settings.counter_hours,
+        foundation=True,
+    )
     train_part, eval_part = split_rows(found, span, split, settings.min_rows)
     sets = [name for name in ("base", *settings.feature_sets) if span.folder is not None or name not in NEEDS_FM]
     sets = list(dict.fromkeys(sets))
     sweep = [share for share in settings.coverage_sweep if share < 1]
     with _progress(settings.seeds * (len(sets) + len(sweep))) as advance:
-        predictions = {("vm", name): _predict(name, train_part.rows, eval_part.rows, settings, advance)
-                       for name in sets}
-        by_share = {share: _predict("embeddings", *_masked(train_part.rows, eval_part.rows, share), settings, advance)
-                    for share in sweep}
+        predictions = {
+            ("vm", name): _predict(name, train_part.rows, eval_part.rows, settings, advance) for name in sets
+        }
+        by_share = {
+            share: _predict("embeddings", *_masked(train_part.rows, eval_part.rows, share), settings, advance)
+            for share in sweep
+        }
     rows = _main_rows(predictions, eval_part, settings, span) + _sweep_rows(by_share, predictions, eval_part, settings)
     written = write_figures(run, rows, len(eval_part.rows))
     served = float((eval_part.rows.has_pair | eval_part.rows.has_user).mean())
     return Report(
-        rows_in=len(train_part.rows) + len(eval_part.rows), rows_out=written,
-        metrics={"train_rows": len(train_part.rows), "eval_rows": len(eval_part.rows), "served": served,
-                 **_headline(rows)})
+        rows_in=len(train_part.rows) + len(eval_part.rows),
+        rows_out=written,
+        metrics={
+            "train_rows": len(train_part.rows),
+            "eval_rows": len(eval_part.rows),
+            "served": served,
+            **_headline(rows),
+        },
+    )
 
 
 def _predict(name: str, train_rows: "Rows", eval_rows: "Rows", settings: Settings, advance: Callable[[], None]) -> Any:
@@ -126,8 +142,9 @@ def _masked(train_rows: "Rows", eval_rows: "Rows", share: float) -> tuple["Rows"
     return train_rows.masked(keep_train), eval_rows.masked(keep_eval)
 
 
-def _main_rows(predictions: dict[tuple[str, str], Any], part: Collected, settings: Settings,
-               span: Span) -> list[Stated]:
+def _main_rows(
+    predictions: dict[tuple[str, str], Any], part: Collected, settings: Settings, span: Span
+) -> list[Stated]:
     import numpy as np
 
     from solaris_udf.uplift import FM, Figure, figures
@@ -148,8 +165,9 @@ def _main_rows(predictions: dict[tuple[str, str], Any], part: Collected, setting
     return [("main", "", figure) for figure in [*found, *notes]]
 
 
-def _sweep_rows(by_share: dict[float, Any], predictions: dict[tuple[str, str], Any], part: Collected,
-                settings: Settings) -> list[Stated]:
+def _sweep_rows(
+    by_share: dict[float, Any], predictions: dict[tuple[str, str], Any], part: Collected, settings: Settings
+) -> list[Stated]:
     """The coverage sweep; with all rows it is the main evaluation's model."""
     from solaris_udf.uplift import BASE, figures
 
@@ -160,15 +178,22 @@ def _sweep_rows(by_share: dict[float, Any], predictions: dict[tuple[str, str], A
     for share, found in sorted(shares.items()):
         both = {BASE: predictions[BASE], ("vm", "embeddings"): found}
         stated = figures(part.rows.label, part.user, both, list(range(settings.seeds)), settings.replicates)
-        rows += [("coverage", f"{share:g}", figure) for figure in stated
-                 if figure.feature_set == "embeddings" and figure.metric != "transfer_ratio"]
+        rows += [
+            ("coverage", f"{share:g}", figure)
+            for figure in stated
+            if figure.feature_set == "embeddings" and figure.metric != "transfer_ratio"
+        ]
     return rows
 
 
 def _headline(rows: list[Stated]) -> dict[str, float]:
     return {
-        f"{figure.metric}_{figure.feature_set}": figure.value for sweep, _, figure in rows
-        if sweep == "main" and figure.model == "vm" and figure.seed == -1 and figure.value is not None
+        f"{figure.metric}_{figure.feature_set}": figure.value
+        for sweep, _, figure in rows
+        if sweep == "main"
+        and figure.model == "vm"
+        and figure.seed == -1
+        and figure.value is not None
         and figure.metric in ("ne", "rll", "transfer_ratio")
     }
 

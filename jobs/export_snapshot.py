@@ -84,8 +84,10 @@ def fresh_user_means(run: Run, version: str) -> DataFrame:
     rows = run.tables.read("user_embeddings").where(
         (F.col("slice") > slice_of(start)) & (F.col("slice") <= run.slice) & (F.col("model_version") == version)
     )
-    return latest_per(rows, "user_id").where(F.col("newest_at") > ts(start)).select(
-        "user_id", "embedding", "codec", F.unix_micros("newest_at").alias("computed_at")
+    return (
+        latest_per(rows, "user_id")
+        .where(F.col("newest_at") > ts(start))
+        .select("user_id", "embedding", "codec", F.unix_micros("newest_at").alias("computed_at"))
     )
 
 
@@ -96,17 +98,26 @@ def neighbor_lists(run: Run, version: str, means: DataFrame, count: int) -> Data
         rows.join(F.broadcast(rows.agg(F.max("slice").alias("slice"))), "slice", "left_semi")
         .select("user_id", F.explode("neighbors").alias("neighbor"))
         .select("user_id", F.col("neighbor.user_id").alias("neighbor_id"), "neighbor.similarity")
-        .where((F.col("similarity") >= run.config.serving.min_similarity) & ~F.isnan("similarity")
-               & (F.col("neighbor_id") != F.col("user_id")))
+        .where(
+            (F.col("similarity") >= run.config.serving.min_similarity)
+            & ~F.isnan("similarity")
+            & (F.col("neighbor_id") != F.col("user_id"))
+        )
         .join(means.select(F.col("user_id").alias("neighbor_id")), "neighbor_id", "left_semi")
     )
     best = Window.partitionBy("user_id").orderBy(F.col("similarity").desc(), "neighbor_id")
     listed = F.collect_list(F.struct("place", F.col("neighbor_id").alias("user_id"), "similarity"))
     return (
-        candidates.withColumn("place", F.row_number().over(best)).where(F.col("place") <= count)
-        .groupBy("user_id").agg(F.array_sort(listed).alias("neighbors"))
-        .select("user_id", F.transform("neighbors", lambda one: F.struct(one.user_id.alias("user_id"),
-                                                                        one.similarity.alias("similarity"))).alias("neighbors"))
+        candidates.withColumn("place", F.row_number().over(best))
+        .where(F.col("place") <= count)
+        .groupBy("user_id")
+        .agg(F.array_sort(listed).alias("neighbors"))
+        .select(
+            "user_id",
+            F.transform(
+                "neighbors", lambda one: F.struct(one.user_id.alias("user_id"), one.similarity.alias("similarity"))
+            ).alias("neighbors"),
+        )
     )
 
 
@@ -118,11 +129,16 @@ def resolve_users(means: DataFrame, neighbors: DataFrame, serving: Serving) -> D
     order = [tier for tier in serving.tiers if tier in ("user_mean", "neighbor_mean")]
     own, best = F.col("own").isNotNull(), F.try_element_at("neighbors", F.lit(1))
     use_own = own & best.isNull() if order[:1] == ["neighbor_mean"] else own
-    chosen = means.select("user_id", F.lit(True).alias("own")).join(neighbors, "user_id", "full").select(
-        "user_id", "neighbors",
-        F.when(use_own, F.col("user_id")).otherwise(best.user_id).alias("source_user"),
-        F.when(use_own, F.lit(1.0)).otherwise(best.similarity).cast("float").alias("similarity"),
-        F.when(use_own, USER_MEAN).otherwise(NEIGHBOR_MEAN).cast("tinyint").alias("tier"),
+    chosen = (
+        means.select("user_id", F.lit(True).alias("own"))
+        .join(neighbors, "user_id", "full")
+        .select(
+            "user_id",
+            "neighbors",
+            F.when(use_own, F.col("user_id")).otherwise(best.user_id).alias("source_user"),
+            F.when(use_own, F.lit(1.0)).otherwise(best.similarity).cast("float").alias("similarity"),
+            F.when(use_own, USER_MEAN).otherwise(NEIGHBOR_MEAN).cast("tinyint").alias("tier"),
+        )
     )
     return chosen.join(means.withColumnRenamed("user_id", "source_user"), "source_user", "inner").select(
         "user_id", "embedding", "codec", "computed_at", "tier", "source_user", "similarity", "neighbors"
@@ -138,16 +154,32 @@ def shard_rows(pairs: DataFrame, users: DataFrame, shards: int) -> DataFrame:
     shard = (user_hash.bitwiseAND(F.lit(0xFFFFFFFF)) % F.lit(shards)).cast("int").alias("shard")
     nothing = F.lit(None)
     pair_rows = pairs.select(
-        shard, F.lit(0).cast("tinyint").alias("kind"), F.xxhash64("user_id", "item_id").alias("hash"), "user_id",
-        "item_id", "embedding", "codec",
-        F.unix_micros("as_of").alias("computed_at"), nothing.cast("tinyint").alias("tier"),
-        nothing.cast("bigint").alias("source_user"), nothing.cast("float").alias("similarity"),
+        shard,
+        F.lit(0).cast("tinyint").alias("kind"),
+        F.xxhash64("user_id", "item_id").alias("hash"),
+        "user_id",
+        "item_id",
+        "embedding",
+        "codec",
+        F.unix_micros("as_of").alias("computed_at"),
+        nothing.cast("tinyint").alias("tier"),
+        nothing.cast("bigint").alias("source_user"),
+        nothing.cast("float").alias("similarity"),
         nothing.cast("array<struct<user_id: bigint, similarity: float>>").alias("neighbors"),
     )
     user_rows = users.select(
-        shard, F.lit(1).cast("tinyint").alias("kind"), user_hash.alias("hash"), "user_id",
-        F.lit(0).cast("bigint").alias("item_id"), "embedding", "codec", "computed_at", "tier", "source_user",
-        "similarity", "neighbors",
+        shard,
+        F.lit(1).cast("tinyint").alias("kind"),
+        user_hash.alias("hash"),
+        "user_id",
+        F.lit(0).cast("bigint").alias("item_id"),
+        "embedding",
+        "codec",
+        "computed_at",
+        "tier",
+        "source_user",
+        "similarity",
+        "neighbors",
     )
     unsigned = F.col("hash").bitwiseXOR(F.lit(-(1 << 63)))
     return (
@@ -173,19 +205,25 @@ def find_source(run: Run) -> Source:
             raise UserError(f"export_snapshot {run.slice}: {error}") from None
         return Source(description.version, description.embedding_dim)
     found: list[str] = []
-    for table, hours in (("pair_embeddings", run.config.serving.ttl_hours),
-                         ("user_embeddings", run.config.serving.max_user_age_hours)):
+    for table, hours in (
+        ("pair_embeddings", run.config.serving.ttl_hours),
+        ("user_embeddings", run.config.serving.max_user_age_hours),
+    ):
         start = slice_of(run.as_of - timedelta(hours=hours))
         rows = run.tables.read(table).where((F.col("slice") > start) & (F.col("slice") <= run.slice))
         if not found:
             found = sorted(row.model_version for row in rows.select("model_version").distinct().limit(10).collect())
     if not found:
         models = run.config.path("models", "foundation")
-        raise UserError(f"export_snapshot {run.slice}: there is nothing to export: no foundation model at or before it "
-                        f"below {models}, and no fresh embeddings; run embed_pairs first")
+        raise UserError(
+            f"export_snapshot {run.slice}: there is nothing to export: no foundation model at or before it "
+            f"below {models}, and no fresh embeddings; run embed_pairs first"
+        )
     if len(found) > 1:
-        raise UserError(f"export_snapshot {run.slice}: the fresh embeddings are of several model versions "
-                        f"({', '.join(found)}) and no foundation model at or before it says which to publish")
+        raise UserError(
+            f"export_snapshot {run.slice}: the fresh embeddings are of several model versions "
+            f"({', '.join(found)}) and no foundation model at or before it says which to publish"
+        )
     return Source(found[0], None)
 
 
@@ -224,21 +262,36 @@ def run(run: Run, settings: Settings) -> Report:
 
     staging = f"{STAGING_PREFIX}{run.slice}-{uuid.uuid4().hex[:12]}"
     try:
-        write = partial(write_shards, folder=str((root / staging).resolve()), shards=shards, codec=settings.codec,
-                        dim=source.dim, neighbors=settings.neighbors)
+        write = partial(
+            write_shards,
+            folder=str((root / staging).resolve()),
+            shards=shards,
+            codec=settings.codec,
+            dim=source.dim,
+            neighbors=settings.neighbors,
+        )
         clock = time.monotonic()
         written = shard_rows(pairs, users, shards).mapInArrow(write, OUTPUT_DDL).collect()  # one small row a shard
         seconds = time.monotonic() - clock
         manifest = assemble(
-            [ShardSummary.parse(row.summary) for row in written], root / staging, slice_name=run.slice,
-            as_of_micros=micros(run.as_of), model_version=version, codec=settings.codec, shards=shards, dim=source.dim,
-            neighbors=settings.neighbors, policy=TierPolicy.of_hours(
-                serving.tiers, serving.ttl_hours, serving.max_user_age_hours, serving.min_similarity),
+            [ShardSummary.parse(row.summary) for row in written],
+            root / staging,
+            slice_name=run.slice,
+            as_of_micros=micros(run.as_of),
+            model_version=version,
+            codec=settings.codec,
+            shards=shards,
+            dim=source.dim,
+            neighbors=settings.neighbors,
+            policy=TierPolicy.of_hours(
+                serving.tiers, serving.ttl_hours, serving.max_user_age_hours, serving.min_similarity
+            ),
         )
         previous = previous_manifest(storage, before_micros=micros(run.as_of))
         check_content(manifest, totals)
-        check_against_previous(manifest, previous, Limits(settings.min_pairs_ratio, settings.min_users_ratio,
-                                                          settings.max_norm_drift))
+        check_against_previous(
+            manifest, previous, Limits(settings.min_pairs_ratio, settings.min_users_ratio, settings.max_norm_drift)
+        )
         storage.write_text(f"{staging}/{MANIFEST}", manifest.to_json())
         if settings.sample and manifest.pairs:
             rows = sample_rows(pairs, manifest.pairs, settings.sample).toArrow()  # bounded, whatever the table's size
@@ -251,23 +304,35 @@ def run(run: Run, settings: Settings) -> Report:
     if not manifest.pairs:
         log.warning("export_snapshot %s: snapshot %s has no pairs", run.slice, manifest.snapshot_id)
     run.write(snapshot_row(run, manifest), "snapshots")
-    log.info("export_snapshot %s: %s %s", run.slice, manifest.snapshot_id,
-             "is live" if live else "is older than the live one")
+    log.info(
+        "export_snapshot %s: %s %s",
+        run.slice,
+        manifest.snapshot_id,
+        "is live" if live else "is older than the live one",
+    )
     return Report(
-        rows_in=totals.pairs + totals.means, rows_out=manifest.pairs + manifest.users,
-        metrics={"pairs": manifest.pairs, "users_own": manifest.users_own, "users_neighbor": manifest.users_neighbor,
-                 "bytes": manifest.total_bytes, "seconds": seconds,
-                 "shards": shards, "live": float(live)},
+        rows_in=totals.pairs + totals.means,
+        rows_out=manifest.pairs + manifest.users,
+        metrics={
+            "pairs": manifest.pairs,
+            "users_own": manifest.users_own,
+            "users_neighbor": manifest.users_neighbor,
+            "bytes": manifest.total_bytes,
+            "seconds": seconds,
+            "shards": shards,
+            "live": float(live),
+        },
     )
 
 
 def sample_rows(pairs: DataFrame, total: int, count: int) -> DataFrame:
     """A deterministic sample of about count of the pairs, and never more than four times as many."""
     every = max(1, total // count)
-    return pairs.where(F.pmod(F.xxhash64("item_id", "user_id"), F.lit(every)) == 0).select(
-        "user_id", "item_id", "embedding", "codec",
-        F.unix_micros("as_of").alias("computed_at")
-    ).limit(4 * count)
+    return (
+        pairs.where(F.pmod(F.xxhash64("item_id", "user_id"), F.lit(every)) == 0)
+        .select("user_id", "item_id", "embedding", "codec", F.unix_micros("as_of").alias("computed_at"))
+        .limit(4 * count)
+    )
 
 
 def snapshot_row(run: Run, manifest: Manifest) -> DataFrame:
@@ -278,12 +343,15 @@ def snapshot_row(run: Run, manifest: Manifest) -> DataFrame:
     delay = timedelta(minutes=run.config.serving.publish_delay_minutes)
     digest = hashlib.sha256(manifest.to_json().encode()).hexdigest()
     return run.spark.range(1).select(
-        F.lit(manifest.snapshot_id).alias("snapshot_id"), F.lit(manifest.model_version).alias("model_version"),
-        ts(run.as_of + delay).alias("live_from"), F.lit("live").alias("status"),
+        F.lit(manifest.snapshot_id).alias("snapshot_id"),
+        F.lit(manifest.model_version).alias("model_version"),
+        ts(run.as_of + delay).alias("live_from"),
+        F.lit("live").alias("status"),
         F.lit(manifest.pairs).cast("bigint").alias("pairs"),
         F.lit(manifest.users_own).cast("bigint").alias("users_own"),
         F.lit(manifest.users_neighbor).cast("bigint").alias("users_neighbor"),
-        F.lit(manifest.total_bytes).cast("bigint").alias("bytes"), F.lit(digest).alias("manifest_sha256"),
+        F.lit(manifest.total_bytes).cast("bigint").alias("bytes"),
+        F.lit(digest).alias("manifest_sha256"),
     )
 
 

@@ -99,8 +99,12 @@ def search_cells(
     zero = units.where("zero").select("user_id", "embedding_micros", F.lit(0).alias("cell"))
     owners = assigned.select("user_id", "embedding_micros", "cell").unionByName(zero)
     figures = {
-        "cells": len(centroids), "probes": probing.probes, "recall": probing.recall, "recall_sample": len(sample_ids),
-        "groups": groups.count, "largest_cell": int(counts.max()),
+        "cells": len(centroids),
+        "probes": probing.probes,
+        "recall": probing.recall,
+        "recall_sample": len(sample_ids),
+        "groups": groups.count,
+        "largest_cell": int(counts.max()),
     }
     return best_of_groups(partial, owners, k), figures, assigned
 
@@ -108,14 +112,19 @@ def search_cells(
 def best_of_groups(partial: DataFrame, owners: DataFrame, k: int) -> DataFrame:
     """The k best of each user's hits over the groups they visited. Every row of owners comes out, also without hits."""
     no_hits = F.array().cast("array<struct<user_id: bigint, similarity: float>>")
-    rows = partial.withColumns({
-        "embedding_micros": F.lit(None).cast("bigint"), "cell": F.lit(None).cast("int"),
-    }).unionByName(owners.withColumn("neighbors", no_hits))
+    rows = partial.withColumns(
+        {
+            "embedding_micros": F.lit(None).cast("bigint"),
+            "cell": F.lit(None).cast("int"),
+        }
+    ).unionByName(owners.withColumn("neighbors", no_hits))
     # Ascending by (-similarity, id): most similar first, ties by id. A user sits in one group, so nobody comes twice.
-    ordered = F.sort_array(F.transform(
-        F.flatten(F.collect_list("neighbors")),
-        lambda hit: F.struct((-hit["similarity"]).alias("far"), hit["user_id"].alias("user_id")),
-    ))
+    ordered = F.sort_array(
+        F.transform(
+            F.flatten(F.collect_list("neighbors")),
+            lambda hit: F.struct((-hit["similarity"]).alias("far"), hit["user_id"].alias("user_id")),
+        )
+    )
     hits = F.transform(
         F.slice(ordered, 1, k),
         lambda hit: F.struct(hit["user_id"].alias("user_id"), (-hit["far"]).alias("similarity")),
@@ -152,8 +161,10 @@ def _spread(rows: np.ndarray, count: int) -> np.ndarray:
 
 def _sizes(units: DataFrame) -> Sizes:
     row = units.agg(
-        F.count("vector").alias("users"), F.count_if(F.col("vector").isNotNull() & F.col("zero")).alias("zero"),
-        F.count("reason").alias("rejected"), F.max(F.length("vector")).alias("width"),
+        F.count("vector").alias("users"),
+        F.count_if(F.col("vector").isNotNull() & F.col("zero")).alias("zero"),
+        F.count("reason").alias("rejected"),
+        F.max(F.length("vector")).alias("width"),
     ).first()
     assert row is not None
     return Sizes(row.users, row.zero, row.rejected, (row.width or 0) // 4)
@@ -168,7 +179,8 @@ def run(run: Run, settings: Settings) -> Report:
     k = run.config.serving.neighbors
     units = (
         known_embeddings(stored.where(F.col("model_version") == version), seen)
-        .mapInArrow(stages.unit_rows, stages.UNITS_DDL).persist()
+        .mapInArrow(stages.unit_rows, stages.UNITS_DDL)
+        .persist()
     )
     held = [units]
     try:
@@ -188,7 +200,10 @@ def run(run: Run, settings: Settings) -> Report:
             held.append(assigned)
         written = run.write(
             found.select(
-                "user_id", "cluster_id", "neighbors", F.timestamp_micros("embedding_micros").alias("embedding_at"),
+                "user_id",
+                "cluster_id",
+                "neighbors",
+                F.timestamp_micros("embedding_micros").alias("embedding_at"),
                 F.lit(version).alias("model_version"),
             ),
             "user_neighbors",

@@ -37,8 +37,9 @@ def late_labels(events: DataFrame) -> DataFrame:
 def with_late_labels(rows: DataFrame, events: DataFrame) -> DataFrame:
     """rows with the late labels merged into `labels`; a late value replaces one that came with the row."""
     late = F.col("late")
-    kept = F.map_filter(F.coalesce("labels", F.create_map().cast("map<string,double>")),
-                        lambda name, _: ~F.map_contains_key(late, name))
+    kept = F.map_filter(
+        F.coalesce("labels", F.create_map().cast("map<string,double>")), lambda name, _: ~F.map_contains_key(late, name)
+    )
     merged = F.when(late.isNull(), F.col("labels")).otherwise(F.map_concat(kept, late))
     return rows.join(late_labels(events), ["request_id", "item_id"], "left").withColumn("labels", merged).drop("late")
 
@@ -49,7 +50,8 @@ def run(run: Run, settings: Settings) -> Report:
     rows = log_between(run.tables, start, run.as_of, run.as_of).select(*LOG_COLUMNS)
     if run.tables.exists("label_events"):
         events = run.tables.read("label_events").where(
-            (F.col("slice") > slice_of(start)) & (F.col("slice") <= run.slice) & (F.col("arrived_at") <= ts(run.as_of)))
+            (F.col("slice") > slice_of(start)) & (F.col("slice") <= run.slice) & (F.col("arrived_at") <= ts(run.as_of))
+        )
         rows = with_late_labels(rows, events)
     periods = live_periods(run.tables, start, run.as_of, run.as_of)
     written = run.write(served(rows, periods, run.config, vectors=True), "training_rows")

@@ -48,8 +48,13 @@ class Settings(Section):
     tables: tuple[str, ...] = Field((), description="Only these tables; empty: all")
     retention_days: dict[str, float] = Field(
         default_factory=lambda: {
-            "candidate_pairs": 14.0, "pair_embeddings": 14.0, "user_embeddings": 30.0, "user_neighbors": 30.0,
-            "user_histories": 30.0, "training_rows": 30.0, "rejected_rows": 30.0,
+            "candidate_pairs": 14.0,
+            "pair_embeddings": 14.0,
+            "user_embeddings": 30.0,
+            "user_neighbors": 30.0,
+            "user_histories": 30.0,
+            "training_rows": 30.0,
+            "rejected_rows": 30.0,
         },
         description="Older slices are deleted, by table; a table without an entry keeps all",
     )
@@ -117,7 +122,8 @@ def plan_table(run: Run, settings: Settings, name: str, live_slice: str | None) 
         first_kept = checkpoint[0] if checkpoint else None
     gone = sorted({value for value in slices.values() if value and first_kept and value < first_kept})
     crowded = {
-        folder: count for folder, count in files.items()
+        folder: count
+        for folder, count in files.items()
         if count > settings.max_files_per_slice and slices[folder] not in gone and slices[folder] < run.slice
     }
     compact = sorted({slices[folder] for folder in crowded})
@@ -152,9 +158,13 @@ def maintain(run: Run, settings: Settings, plan: TablePlan) -> dict[str, float]:
 
 def _compact(spark: SparkSession, table: DeltaTable, plan: TablePlan, file_bytes: int) -> dict[str, float]:
     size = str(file_bytes)
-    with _spark_settings(spark, {
-        "spark.databricks.delta.optimize.minFileSize": size, "spark.databricks.delta.optimize.maxFileSize": size,
-    }):
+    with _spark_settings(
+        spark,
+        {
+            "spark.databricks.delta.optimize.minFileSize": size,
+            "spark.databricks.delta.optimize.maxFileSize": size,
+        },
+    ):
         builder = table.optimize()
         if plan.compact != [""]:
             builder = builder.where("slice IN ({})".format(", ".join(f"'{name}'" for name in plan.compact)))
@@ -208,13 +218,15 @@ def collect_snapshots(run: Run, settings: Settings) -> dict[str, float]:
     def removable() -> list[str]:
         pinned = pinned_snapshots(storage.root)
         leased = leased_snapshots(storage.root, names, settings.lease_hours)
-        return removable_snapshots(names, _current(run), pinned, leased, run.as_of, keep=settings.keep_snapshots,
-                                   days=settings.snapshot_days)
+        return removable_snapshots(
+            names, _current(run), pinned, leased, run.as_of, keep=settings.keep_snapshots, days=settings.snapshot_days
+        )
 
     doomed = removable()
     oldest = time.time() - settings.min_vacuum_hours * 3600
     leftovers = [
-        name for name in storage.folders()
+        name
+        for name in storage.folders()
         if name.startswith((STAGING_PREFIX, ".removed-")) and (storage.root / name).stat().st_mtime < oldest
     ]
     for name in [*doomed, *leftovers]:
@@ -229,7 +241,8 @@ def collect_snapshots(run: Run, settings: Settings) -> dict[str, float]:
         if doomed and run.tables.exists("snapshots"):
             slices = sorted({slice_of_snapshot(name) or "" for name in doomed})
             DeltaTable.forPath(run.spark, run.tables.path("snapshots")).update(
-                F.col("slice").isin(slices) & F.col("snapshot_id").isin(doomed), {"status": F.lit("retired")})
+                F.col("slice").isin(slices) & F.col("snapshot_id").isin(doomed), {"status": F.lit("retired")}
+            )
     return {"snapshots_removed": float(len(doomed)), "snapshots_kept": float(len(names) - len(doomed))}
 
 
@@ -256,9 +269,15 @@ def run(run: Run, settings: Settings) -> Report:
     totals: Counter[str] = Counter()
     for plan in plans:
         if plan.deleted_slices or plan.compact:
-            log.info("%s%s: delete %s slices before %s, compact %s files of %s slices",
-                     "would, " if settings.dry_run else "", plan.name, len(plan.deleted_slices), plan.delete_before,
-                     plan.files, len(plan.compact))
+            log.info(
+                "%s%s: delete %s slices before %s, compact %s files of %s slices",
+                "would, " if settings.dry_run else "",
+                plan.name,
+                len(plan.deleted_slices),
+                plan.delete_before,
+                plan.files,
+                len(plan.compact),
+            )
         if settings.dry_run:
             figures = {"slices_deleted": float(len(plan.deleted_slices)), "files_removed": float(plan.files)}
         else:

@@ -42,7 +42,9 @@ class Settings(Section):
         """The world that begins at `start` (microseconds UTC)."""
         preset = SIZES[self.size]
         return WorldParameters(
-            world=self.world, seed=self.seed, start=start,
+            world=self.world,
+            seed=self.seed,
+            start=start,
             users=self.users if self.users is not None else preset.users,
             items=self.items if self.items is not None else preset.items,
         )
@@ -69,15 +71,27 @@ def items(spark: SparkSession, parameters: WorldParameters, end: int) -> DataFra
 def log(rows: DataFrame) -> DataFrame:
     """The raw log. Each file is ordered by arrival, so that a reader of one window skips most of it."""
     return rows.select(
-        "request_id", "event_time", "arrived_at", "user_id", "item_id", "surface", "position", "shown", "clicked",
+        "request_id",
+        "event_time",
+        "arrived_at",
+        "user_id",
+        "item_id",
+        "surface",
+        "position",
+        "shown",
+        "clicked",
     ).sortWithinPartitions("arrived_at", "request_id", "item_id")
 
 
 def label_events(rows: DataFrame) -> DataFrame:
     """The conversions."""
     return rows.where(F.col("converted_at").isNotNull()).select(
-        "request_id", "item_id", F.lit("conversion").alias("label"), F.col("converted_at").alias("occurred_at"),
-        F.col("conversion_arrived_at").alias("arrived_at"), F.lit(1.0).alias("value"),
+        "request_id",
+        "item_id",
+        F.lit("conversion").alias("label"),
+        F.col("converted_at").alias("occurred_at"),
+        F.col("conversion_arrived_at").alias("arrived_at"),
+        F.lit(1.0).alias("value"),
     )
 
 
@@ -96,12 +110,20 @@ def figures(rows: DataFrame) -> DataFrame:
 
     ctr, loss = F.col("clicks") / F.col("shown"), F.col("loss") / F.col("shown")
     entropy = -(ctr * F.log(ctr) + (1 - ctr) * F.log(1 - ctr))
-    return rows.agg(
-        F.count(F.lit(1)).alias("rows"), count(shown).alias("shown"), count(shown & F.col("clicked")).alias("clicks"),
-        count(F.col("converted_at").isNotNull()).alias("conversions"), count(F.col("late")).alias("late"),
-        count(F.col("kind") == 1).alias("duplicates"), count(F.col("kind") == 2).alias("future"),
-        F.sum(F.when(shown, -F.log(F.when(F.col("clicked"), chance).otherwise(1 - chance)))).alias("loss"),
-    ).withColumns({"ctr": ctr, "truth_ne": F.when(entropy > 0, loss / entropy)}).drop("loss")
+    return (
+        rows.agg(
+            F.count(F.lit(1)).alias("rows"),
+            count(shown).alias("shown"),
+            count(shown & F.col("clicked")).alias("clicks"),
+            count(F.col("converted_at").isNotNull()).alias("conversions"),
+            count(F.col("late")).alias("late"),
+            count(F.col("kind") == 1).alias("duplicates"),
+            count(F.col("kind") == 2).alias("future"),
+            F.sum(F.when(shown, -F.log(F.when(F.col("clicked"), chance).otherwise(1 - chance)))).alias("loss"),
+        )
+        .withColumns({"ctr": ctr, "truth_ne": F.when(entropy > 0, loss / entropy)})
+        .drop("loss")
+    )
 
 
 def run(run: Run, settings: Settings) -> Report:

@@ -72,20 +72,32 @@ def trained_experiment(run: Run, settings: Settings, found: Collected, span: Spa
     from solaris_udf.vertical_model import FEATURE_SETS, Schedule, train
 
     schedule = Schedule(epochs=settings.epochs, batch=settings.batch)
-    models = {name: train(found.rows, FEATURE_SETS[name], seed=settings.seed, schedule=schedule)
-              for name in sorted(set(FEATURES.values()))}
+    models = {
+        name: train(found.rows, FEATURE_SETS[name], seed=settings.seed, schedule=schedule)
+        for name in sorted(set(FEATURES.values()))
+    }
     end = run.as_of + timedelta(hours=run.config.window.hours)
     periods = live_periods(run.tables, run.as_of, end, run.as_of)
     counts = item_counts(run.tables, [run.as_of], settings.counter_hours).toArrow()  # one row an item of the world
     return Experiment(
-        parameters=world_parameters(run), start=micros(run.as_of), end=micros(end),
-        arms=[Arm(name, models[kind], kind != "base", settings.seed + (name == AGAIN))
-              for name, kind in FEATURES.items()],
-        base=models["base"], items_path=str(items_path), paths=[folder_of(run.config, period) for period in periods],
-        live_from=[period.live_from for period in periods], model_version=span.model_version,
+        parameters=world_parameters(run),
+        start=micros(run.as_of),
+        end=micros(end),
+        arms=[
+            Arm(name, models[kind], kind != "base", settings.seed + (name == AGAIN)) for name, kind in FEATURES.items()
+        ],
+        base=models["base"],
+        items_path=str(items_path),
+        paths=[folder_of(run.config, period) for period in periods],
+        live_from=[period.live_from for period in periods],
+        model_version=span.model_version,
         dim=found.rows.pair.shape[1],
-        item_counts={item: (shown, clicked) for item, shown, clicked in zip(
-            *(counts[name].to_pylist() for name in ("item_id", "item_shown", "item_clicked")), strict=True)},
+        item_counts={
+            item: (shown, clicked)
+            for item, shown, clicked in zip(
+                *(counts[name].to_pylist() for name in ("item_id", "item_shown", "item_clicked")), strict=True
+            )
+        },
     )
 
 
@@ -115,12 +127,15 @@ def run(run: Run, settings: Settings) -> Report:
     parameters = world_parameters(run)
     span = choose_span(run, run.as_of - timedelta(hours=settings.train_hours))
     items_path = Path(write_item_table(run))
-    found = load_rows(run, span, items_path, max_rows=settings.max_rows, counter_hours=settings.counter_hours,
-                      foundation=False)
+    found = load_rows(
+        run, span, items_path, max_rows=settings.max_rows, counter_hours=settings.counter_hours, foundation=False
+    )
     clicks = int(found.rows.label.sum())
     if not 1 < clicks < len(found.rows) - 1:
-        raise UserError(f"{len(found.rows)} shown rows with {clicks} clicks are too few to train on; run join_features "
-                        "for more slices before as_of, or raise simulate_ab.train_hours")
+        raise UserError(
+            f"{len(found.rows)} shown rows with {clicks} clicks are too few to train on; run join_features "
+            "for more slices before as_of, or raise simulate_ab.train_hours"
+        )
     experiment = trained_experiment(run, settings, found, span, items_path)
     tasks = run.spark.sparkContext.defaultParallelism
     users = users_of(run, min(settings.users, parameters.users)).repartition(tasks, "number")
@@ -163,8 +178,12 @@ def figures(played: "pa.Table", replicates: int) -> tuple[list[Stated], int]:
                 continue
             note = "A/A: the control again in another future; chance only" if arm == AGAIN else None
             for metric in ("revenue", "clicks", "conversions"):
-                state(arm, f"{metric}_lift", [
-                    100 * (side[f"{arm}/{metric}"] / side[f"{CONTROL}/{metric}"] - 1) for side in sides], note)
+                state(
+                    arm,
+                    f"{metric}_lift",
+                    [100 * (side[f"{arm}/{metric}"] / side[f"{CONTROL}/{metric}"] - 1) for side in sides],
+                    note,
+                )
     return rows, int(sides[0][f"{TREATMENT}/shown"])
 
 

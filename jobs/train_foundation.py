@@ -69,7 +69,8 @@ def with_conversions(rows: DataFrame, label_events: DataFrame) -> DataFrame:
     """Adds `converted`: whether the row has a conversion among these label events."""
     converted = (
         label_events.where((F.col("label") == CONVERSION) & (F.col("value") > 0))
-        .select("request_id", "item_id", F.lit(True).alias("converted")).distinct()
+        .select("request_id", "item_id", F.lit(True).alias("converted"))
+        .distinct()
     )
     joined = rows.join(converted, on=["request_id", "item_id"], how="left")
     return joined.withColumn("converted", F.coalesce("converted", F.lit(False)))
@@ -89,8 +90,10 @@ def user_sequences(rows: DataFrame) -> DataFrame:
     )
     return (
         by_request.groupBy("user_id")
-        .agg(F.array_sort(F.flatten(F.collect_list("shown"))).alias("shown"),
-             F.array_sort(F.collect_list(F.struct("time", "request_id", "scored"))).alias("scored"))
+        .agg(
+            F.array_sort(F.flatten(F.collect_list("shown"))).alias("shown"),
+            F.array_sort(F.collect_list(F.struct("time", "request_id", "scored"))).alias("scored"),
+        )
         .where(F.size("shown") > 0)
         .select(
             "user_id",
@@ -105,8 +108,10 @@ def run(run: Run, settings: Settings) -> Report:
     rows = log_before(run.tables, run.as_of, settings.history_days * 24)
     shown = rows.where("shown").count()
     if not shown:
-        raise RunFailed(f"train_foundation {run.slice}: ranking_log has no shown row in the "
-                        f"{settings.history_days:g} days before; ingest a log first")
+        raise RunFailed(
+            f"train_foundation {run.slice}: ranking_log has no shown row in the "
+            f"{settings.history_days:g} days before; ingest a log first"
+        )
     labels = run.tables.read("label_events").where(
         (F.col("slice") <= slice_of(run.as_of)) & (F.col("arrived_at") <= ts(run.as_of))
     )
@@ -118,16 +123,30 @@ def run(run: Run, settings: Settings) -> Report:
     mature = run.as_of - timedelta(hours=settings.conversion_hours)
     trained = _train(run, settings, staging, write_item_table(run), has_conversions, micros(mature))
     shutil.rmtree(staging)
-    log.info("foundation model %s: validation NE %.4f, logistic baseline %.4f, base rate 1, on %s rows",
-             trained.description.version, trained.ne, trained.baseline_ne, trained.validation_rows)
+    log.info(
+        "foundation model %s: validation NE %.4f, logistic baseline %.4f, base rate 1, on %s rows",
+        trained.description.version,
+        trained.ne,
+        trained.baseline_ne,
+        trained.validation_rows,
+    )
     figures = {
-        "train_rows": trained.train_rows, "validation_rows": trained.validation_rows, "epochs": trained.epochs,
-        "best_epoch": trained.best_epoch, "validation_log_loss": trained.log_loss, "validation_ne": trained.ne,
-        "baseline_ne": trained.baseline_ne, "reconstruction_error": trained.reconstruction,
-        "flops_per_user": trained.description.flops_per_user, "flops_per_pair": trained.description.flops_per_pair,
+        "train_rows": trained.train_rows,
+        "validation_rows": trained.validation_rows,
+        "epochs": trained.epochs,
+        "best_epoch": trained.best_epoch,
+        "validation_log_loss": trained.log_loss,
+        "validation_ne": trained.ne,
+        "baseline_ne": trained.baseline_ne,
+        "reconstruction_error": trained.reconstruction,
+        "flops_per_user": trained.description.flops_per_user,
+        "flops_per_pair": trained.description.flops_per_pair,
     }
-    return Report(rows_in=shown, rows_out=trained.train_rows + trained.validation_rows,
-                  metrics={name: value for name, value in figures.items() if value == value})  # NaN: not defined
+    return Report(
+        rows_in=shown,
+        rows_out=trained.train_rows + trained.validation_rows,
+        metrics={name: value for name, value in figures.items() if value == value},
+    )  # NaN: not defined
 
 
 def plan_of(settings: Settings) -> "Plan":
@@ -147,9 +166,12 @@ def _train(
     from solaris_udf.foundation.process import train_files
 
     arguments: dict[str, Any] = {
-        "users": str(staging / "users"), "items": str(items),
+        "users": str(staging / "users"),
+        "items": str(items),
         "folder": str(model_folder(run.config, "foundation", run.as_of)),
-        "plan": asdict(plan_of(settings)), "conversions": conversions, "mature_before": mature_before,
+        "plan": asdict(plan_of(settings)),
+        "conversions": conversions,
+        "mature_before": mature_before,
         "threads": settings.threads,
     }
     if settings.workers == 1:

@@ -4,7 +4,7 @@ from schemas.table import SLICE_COLUMNS, Column, Table
 
 COVERAGE_AUDIT = Table(
     name="coverage_audit",
-    comment="Ranking-log rows of a window, replayed against the snapshot that was live at each row's time, counted by tier.",
+    comment="Ranking-log rows of a window, replayed against the snapshot that was live at each row's time, by tier.",
     key=("slice", "window_start", "snapshot_id", "surface", "population", "segment", "tier"),
     columns=(
         *SLICE_COLUMNS,

@@ -4,8 +4,8 @@ from schemas.table import SLICE_COLUMNS, Column, Table
 
 ITEMS = Table(
     name="items",
-    comment="One row per new or changed item and ingest run. The state at a time is each item's row in its latest slice "
-    "up to then.",
+    comment="One row per new or changed item and ingest run. The state at a time is each item's row in its latest "
+    "slice up to then.",
     key=("slice", "item_id"),
     columns=(
         *SLICE_COLUMNS,

@@ -4,7 +4,7 @@ from schemas.table import SLICE_COLUMNS, Column, Table
 
 LABEL_EVENTS = Table(
     name="label_events",
-    comment="One row per label that came after its ranking-log row. Training at as_of uses those that had arrived by then.",
+    comment="One row per label that came after its ranking-log row. Training at as_of uses those arrived by then.",
     key=("request_id", "item_id", "label"),
     columns=(
         *SLICE_COLUMNS,

@@ -18,7 +18,12 @@ RANKING_LOG = Table(
         Column("position", "INT", "Rank in the request, 0 first; null if unknown", nullable=True),
         Column("shown", "BOOLEAN", "Whether the user saw the item"),
         Column("clicked", "BOOLEAN", "Whether the user clicked (the main label)"),
-        Column("labels", "MAP<STRING, DOUBLE>", "Further labels known with the row (rating, watch ratio, ...)", nullable=True),
+        Column(
+            "labels",
+            "MAP<STRING, DOUBLE>",
+            "Further labels known with the row (rating, watch ratio, ...)",
+            nullable=True,
+        ),
     ),
     checks={
         "event_before_slice": "event_time < as_of",

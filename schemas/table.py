@@ -46,7 +46,9 @@ class Table:
         return ", ".join(
             f"`{column.name}` {column.type}"
             + ("" if column.nullable else " NOT NULL")
-            + " COMMENT '" + column.comment.replace("'", "\\'") + "'"
+            + " COMMENT '"
+            + column.comment.replace("'", "\\'")
+            + "'"
             for column in self.columns
         )
 
@@ -54,14 +56,22 @@ class Table:
 # Every derived table starts with these three.
 SLICE_COLUMNS = (
     Column("slice", "STRING", "The run's as_of as yyyyMMddTHHmmssZ; a run replaces exactly its own slice"),
-    Column("as_of", "TIMESTAMP", "Logical time of the run that wrote the row (UTC); it read only what was known before"),
+    Column(
+        "as_of", "TIMESTAMP", "Logical time of the run that wrote the row (UTC); it read only what was known before"
+    ),
     Column("run_id", "STRING", "The run in job_runs that wrote the row"),
 )
 
 # Every table that stores vectors carries these.
 EMBEDDING_COLUMNS = (
-    Column("embedding", "BINARY", "The vector, encoded as codec says; unpack_embedding(embedding, codec) gives array<float>"),
-    Column("codec", "STRING", "float16: d little-endian halves; int8: a little-endian float32 scale, then d signed bytes"),
+    Column(
+        "embedding",
+        "BINARY",
+        "The vector, encoded as codec says; unpack_embedding(embedding, codec) gives array<float>",
+    ),
+    Column(
+        "codec", "STRING", "float16: d little-endian halves; int8: a little-endian float32 scale, then d signed bytes"
+    ),
     Column("model_version", "STRING", "Hash of the foundation model and its projection; versions never mix"),
 )
 

@@ -4,7 +4,7 @@ from schemas.table import SLICE_COLUMNS, Column, Table
 
 TRAINING_ROWS = Table(
     name="training_rows",
-    comment="One row per ranking-log row of the joined window, with what the snapshot live at its time would have served.",
+    comment="One row per ranking-log row of the joined window, with what the snapshot live at its time would serve.",
     key=("slice", "request_id", "item_id"),
     columns=(
         *SLICE_COLUMNS,
@@ -16,7 +16,12 @@ TRAINING_ROWS = Table(
         Column("position", "INT", "Rank in the request, 0 first", nullable=True),
         Column("shown", "BOOLEAN", "Whether the user saw the item"),
         Column("clicked", "BOOLEAN", "Whether the user clicked"),
-        Column("labels", "MAP<STRING, DOUBLE>", "Further labels, late ones included if they had arrived by as_of", nullable=True),
+        Column(
+            "labels",
+            "MAP<STRING, DOUBLE>",
+            "Further labels, late ones included if they had arrived by as_of",
+            nullable=True,
+        ),
         Column("snapshot_id", "STRING", "Snapshot live at the row's time; null if there was none", nullable=True),
         Column("model_version", "STRING", "Model version of that snapshot", nullable=True),
         Column("tier", "STRING", "Where the vector came from; none if there is no vector"),

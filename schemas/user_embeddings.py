@@ -4,7 +4,7 @@ from schemas.table import CODEC_CHECK, EMBEDDING_COLUMNS, SLICE_COLUMNS, Column,
 
 USER_EMBEDDINGS = Table(
     name="user_embeddings",
-    comment="One row per user with a pair embedding computed in (as_of - 24 h, as_of]: the mean of the latest per pair.",
+    comment="One row per user with a pair embedding computed in (as_of - 24 h, as_of]: mean of the latest per pair.",
     key=("slice", "user_id", "model_version"),
     columns=(
         *SLICE_COLUMNS,

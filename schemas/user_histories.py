@@ -10,9 +10,14 @@ USER_HISTORIES = Table(
     columns=(
         *SLICE_COLUMNS,
         Column("user_id", "BIGINT", "User"),
-        Column("shown", "ARRAY<STRUCT<item_id: BIGINT, event_time: TIMESTAMP, clicked: BOOLEAN>>",
-               "The last shown events, oldest first"),
-        Column("clicked", "ARRAY<STRUCT<item_id: BIGINT, event_time: TIMESTAMP>>", "The last clicked events, oldest first"),
+        Column(
+            "shown",
+            "ARRAY<STRUCT<item_id: BIGINT, event_time: TIMESTAMP, clicked: BOOLEAN>>",
+            "The last shown events, oldest first",
+        ),
+        Column(
+            "clicked", "ARRAY<STRUCT<item_id: BIGINT, event_time: TIMESTAMP>>", "The last clicked events, oldest first"
+        ),
         Column("requests", "BIGINT", "Requests ever seen"),
         Column("scored_rows", "BIGINT", "Scored rows ever seen"),
         Column("shown_rows", "BIGINT", "Shown rows ever seen"),
@@ -20,5 +25,8 @@ USER_HISTORIES = Table(
         Column("last_event_time", "TIMESTAMP", "The user's latest event (UTC)"),
         Column("checkpoint", "BOOLEAN", "Whether this slice holds every user"),
     ),
-    checks={"event_before_slice": "last_event_time < as_of", "counts_ordered": "clicked_rows <= shown_rows AND shown_rows <= scored_rows"},
+    checks={
+        "event_before_slice": "last_event_time < as_of",
+        "counts_ordered": "clicked_rows <= shown_rows AND shown_rows <= scored_rows",
+    },
 )

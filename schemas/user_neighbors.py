@@ -11,8 +11,11 @@ USER_NEIGHBORS = Table(
         *SLICE_COLUMNS,
         Column("user_id", "BIGINT", "User"),
         Column("cluster_id", "INT", "The user's cluster, from 0"),
-        Column("neighbors", "ARRAY<STRUCT<user_id: BIGINT, similarity: FLOAT>>",
-               "Nearest users, most similar first, ties by id; never the user itself"),
+        Column(
+            "neighbors",
+            "ARRAY<STRUCT<user_id: BIGINT, similarity: FLOAT>>",
+            "Nearest users, most similar first, ties by id; never the user itself",
+        ),
         Column("embedding_at", "TIMESTAMP", "as_of of the user embedding that was searched with (UTC)"),
         Column("model_version", "STRING", "Hash of the foundation model and its projection; versions never mix"),
     ),

@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-from pathlib import Path
 
 from pyspark.sql import SparkSession
 
@@ -10,22 +9,36 @@ from jobs.common.session import DELTA_PACKAGE, PROJECT
 
 # What Spark has on its class path already.
 PROVIDED = (
-    "org.apache.hadoop:hadoop-client-api", "org.apache.hadoop:hadoop-client-runtime", "org.slf4j:slf4j-api",
-    "org.apache.logging.log4j:log4j-api", "org.apache.logging.log4j:log4j-core",
-    "org.apache.logging.log4j:log4j-slf4j2-impl", "org.apache.parquet:parquet-hadoop",
-    "com.fasterxml.jackson.core:jackson-annotations", "com.fasterxml.jackson.core:jackson-core",
-    "com.fasterxml.jackson.core:jackson-databind", "com.google.code.findbugs:jsr305", "com.fasterxml.jackson.datatype:jackson-datatype-jdk8",
-    "org.locationtech.jts:jts-core", "org.roaringbitmap:RoaringBitmap", "javax.annotation:javax.annotation-api",
+    "org.apache.hadoop:hadoop-client-api",
+    "org.apache.hadoop:hadoop-client-runtime",
+    "org.slf4j:slf4j-api",
+    "org.apache.logging.log4j:log4j-api",
+    "org.apache.logging.log4j:log4j-core",
+    "org.apache.logging.log4j:log4j-slf4j2-impl",
+    "org.apache.parquet:parquet-hadoop",
+    "com.fasterxml.jackson.core:jackson-annotations",
+    "com.fasterxml.jackson.core:jackson-core",
+    "com.fasterxml.jackson.core:jackson-databind",
+    "com.google.code.findbugs:jsr305",
+    "com.fasterxml.jackson.datatype:jackson-datatype-jdk8",
+    "org.locationtech.jts:jts-core",
+    "org.roaringbitmap:RoaringBitmap",
+    "javax.annotation:javax.annotation-api",
 )
 
 
 def main() -> None:
     cache = PROJECT / ".cache" / "ivy"
     spark = (
-        SparkSession.builder.master("local[1]").appName("fetch jars")
-        .config("spark.jars.packages", DELTA_PACKAGE).config("spark.jars.excludes", ",".join(PROVIDED))
-        .config("spark.jars.ivy", str(cache)).config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1").getOrCreate()
+        SparkSession.builder.master("local[1]")
+        .appName("fetch jars")
+        .config("spark.jars.packages", DELTA_PACKAGE)
+        .config("spark.jars.excludes", ",".join(PROVIDED))
+        .config("spark.jars.ivy", str(cache))
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .getOrCreate()
     )
     spark.stop()
     jars = sorted((cache / "jars").glob("*.jar"))

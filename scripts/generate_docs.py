@@ -27,7 +27,8 @@ CONFIG_INTRO = (
 def tables_page() -> str:
     """docs/tables.md: every table with its key, partitions, columns and constraints."""
     lines = [
-        GENERATED, "# Tables\n",
+        GENERATED,
+        "# Tables\n",
         TABLES_INTRO,
         *(f"- [{table.name}](#{table.name}): {table.comment.split('. ')[0].rstrip('.')}." for table in TABLES.values()),
     ]
@@ -40,8 +41,12 @@ def _table_lines(table: Table) -> list[str]:
     key = ", ".join(f"`{name}`" for name in table.key) or "none"
     partitions = ", ".join(f"`{name}`" for name in table.partition_by) or "none"
     lines = [
-        f"## {table.name}\n", f"{table.comment}\n", f"Key: {key}. Partitions: {partitions}.\n",
-        "| column | type | null | meaning |", "|---|---|---|---|", *map(_column_line, table.columns),
+        f"## {table.name}\n",
+        f"{table.comment}\n",
+        f"Key: {key}. Partitions: {partitions}.\n",
+        "| column | type | null | meaning |",
+        "|---|---|---|---|",
+        *map(_column_line, table.columns),
     ]
     if table.checks:
         lines += ["", "Constraints:", "", *(f"- `{name}`: `{rule}`" for name, rule in table.checks.items())]
@@ -55,7 +60,8 @@ def _column_line(column: Column) -> str:
 def config_page() -> str:
     """docs/config.md: every section of the config with its keys, types, defaults and meanings."""
     lines = [
-        GENERATED, "# Configuration\n",
+        GENERATED,
+        "# Configuration\n",
         CONFIG_INTRO,
     ]
     common = {section.section for section in COMMON_SECTIONS}
@@ -73,15 +79,20 @@ def _section_lines(name: str, section: type[Section]) -> list[str]:
     if not section.model_fields:
         return [*lines, "No settings.\n"]
     return [
-        *lines, "| key | type | default | meaning |", "|---|---|---|---|",
-        *(_field_line(key, field) for key, field in section.model_fields.items()), "",
+        *lines,
+        "| key | type | default | meaning |",
+        "|---|---|---|---|",
+        *(_field_line(key, field) for key, field in section.model_fields.items()),
+        "",
     ]
 
 
 def _field_line(key: str, field: FieldInfo) -> str:
     limits = "".join(
-        f", {sign} {getattr(rule, attribute)}" for rule in field.metadata
-        for attribute, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<=")) if hasattr(rule, attribute)
+        f", {sign} {getattr(rule, attribute)}"
+        for rule in field.metadata
+        for attribute, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
+        if hasattr(rule, attribute)
     )
     kind, meaning = _cell(_type_name(field.annotation) + limits), _cell(field.description or "")
     return f"| `{key}` | {kind} | {_default(field)} | {meaning} |"

@@ -124,22 +124,32 @@ class _Reader:
 
     def ranker(self, arm: Arm) -> Ranker:
         """Ranks by predicted click probability times bid."""
+
         def rank(candidates: Candidates) -> Float64:
             valid = candidates.valid
             request = np.nonzero(valid)[0]
-            rows, _ = self.rows(candidates.user_id[request], candidates.item_id[valid], candidates.event_time[request],
-                                candidates.surface[request], arm.reads_snapshots)
+            rows, _ = self.rows(
+                candidates.user_id[request],
+                candidates.item_id[valid],
+                candidates.event_time[request],
+                candidates.surface[request],
+                arm.reads_snapshots,
+            )
             scores = np.zeros(valid.shape)
             scores[valid] = arm.model.predict(rows) * candidates.items.bid[candidates.item[valid]]
             return scores
 
         return rank
 
-    def rows(self, user_id: Int64, item_id: Int64, event_time: Int64, surface: Int64,
-             reads_snapshots: bool) -> tuple[Rows, npt.NDArray[np.bool_]]:
+    def rows(
+        self, user_id: Int64, item_id: Int64, event_time: Int64, surface: Int64, reads_snapshots: bool
+    ) -> tuple[Rows, npt.NDArray[np.bool_]]:
         """(the model's rows, whether each was served a vector)."""
         context = Context(
-            user_id=user_id, item_id=item_id, event_time=event_time, surface=self._surfaces[surface],
+            user_id=user_id,
+            item_id=item_id,
+            event_time=event_time,
+            surface=self._surfaces[surface],
             user_counts=self._user_counts[np.searchsorted(self._user_id, user_id)],
             item_counts=self._item_counts[self._places(item_id)],
         )

@@ -38,7 +38,9 @@ def encode(vectors: npt.ArrayLike, codec: str = "float16") -> pa.Array:
         scale = np.maximum(np.abs(values).max(axis=1, initial=0.0), np.finfo(np.float32).tiny) / 127
         packed_bytes = np.rint(values / scale[:, None]).clip(-127, 127).astype(np.int8) if finite else None
         if packed_bytes is not None:
-            raw = np.concatenate([scale.astype("<f4").view(np.uint8).reshape(count, 4), packed_bytes.view(np.uint8)], axis=1)
+            raw = np.concatenate(
+                [scale.astype("<f4").view(np.uint8).reshape(count, 4), packed_bytes.view(np.uint8)], axis=1
+            )
     if not finite:
         raise ValueError(f"a vector is not finite as {codec}; reject such rows before encoding")
     width = raw.shape[1]
@@ -61,13 +63,19 @@ def decode(packed: pa.Array | pa.ChunkedArray | Sequence[bytes], codec: str = "f
     if count == 0:
         return np.zeros((0, 0), dtype=np.float32)
     wide = pa.types.is_large_binary(array.type)
-    offsets = np.frombuffer(array.buffers()[1], dtype=np.int64 if wide else np.int32)[array.offset : array.offset + count + 1]
+    offsets = np.frombuffer(array.buffers()[1], dtype=np.int64 if wide else np.int32)[
+        array.offset : array.offset + count + 1
+    ]
     widths = np.diff(offsets)
     if (widths != widths[0]).any():
         raise ValueError(f"stored vectors differ in length: {sorted(set(widths.tolist()))[:5]} bytes")
     width = int(widths[0])
     data = array.buffers()[2]
-    raw = np.frombuffer(data, dtype=np.uint8)[offsets[0] : offsets[-1]].reshape(count, width) if width else np.zeros((count, 0), np.uint8)
+    raw = (
+        np.frombuffer(data, dtype=np.uint8)[offsets[0] : offsets[-1]].reshape(count, width)
+        if width
+        else np.zeros((count, 0), np.uint8)
+    )
     if codec == "float16":
         if width % 2:
             raise ValueError(f"a float16 vector of {width} bytes")

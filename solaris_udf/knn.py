@@ -67,9 +67,7 @@ def unit_vectors(vectors: npt.ArrayLike) -> tuple[Float32, Bool, Bool]:
     return (np.rint(units * GRID) / GRID).astype(np.float32), finite, zero
 
 
-def top_k(
-    queries: Float32, base: Float32, base_ids: Int64, k: int, query_ids: Int64 | None = None
-) -> Hits:
+def top_k(queries: Float32, base: Float32, base_ids: Int64, k: int, query_ids: Int64 | None = None) -> Hits:
     """The k most similar base vectors [n, d] of each query [q, d]; both from unit_vectors, no zero rows.
 
     With query_ids [q], a base vector of the query's own id is left out. Similarity is the cosine rounded to float32;
@@ -82,7 +80,9 @@ def top_k(
         return no_hits(len(queries), k)
     fetched = min(total, wanted + MARGIN)
     approximate, found = faiss.knn(
-        np.ascontiguousarray(queries, dtype=np.float32), np.ascontiguousarray(base, dtype=np.float32), fetched,
+        np.ascontiguousarray(queries, dtype=np.float32),
+        np.ascontiguousarray(base, dtype=np.float32),
+        fetched,
         metric=faiss.METRIC_INNER_PRODUCT,
     )
     left_out = approximate.min(axis=1) if fetched < total else np.full(len(queries), -np.inf, np.float32)
@@ -168,7 +168,7 @@ def search_all(
         found = similarities(queries[part], base)
         if query_ids is not None:
             found[base_ids[None, :] == query_ids[part][:, None]] = -np.inf
-        best = np.argpartition(_sortable(found) | by_rank, total - keep, axis=1)[:, total - keep:]
+        best = np.argpartition(_sortable(found) | by_rank, total - keep, axis=1)[:, total - keep :]
         ids[part], values[part] = base_ids[best], np.take_along_axis(found, best, 1)
     return rank(ids, values, k)
 

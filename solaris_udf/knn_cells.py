@@ -51,7 +51,8 @@ class CellIndex:
             start, end = int(self.starts[at]), int(self.ends[at])
             count = min(fetch, end - start)
             approximate, local = faiss.knn(
-                np.ascontiguousarray(queries[who]), self.vectors[start:end], count, metric=faiss.METRIC_INNER_PRODUCT)
+                np.ascontiguousarray(queries[who]), self.vectors[start:end], count, metric=faiss.METRIC_INNER_PRODUCT
+            )
             rows.append(np.repeat(who, count))
             found.append(local.ravel() + start)
             values.append(approximate.ravel())
@@ -74,8 +75,14 @@ class CellIndex:
         return Hits(ids, similarity, np.isfinite(similarity).sum(axis=1))
 
     def _search_fully(
-        self, queries: Float32, query_ids: Int64, visits: list[tuple[int, Int64]], unsure: Int64, ids: Int64,
-        similarity: Float32, k: int,
+        self,
+        queries: Float32,
+        query_ids: Int64,
+        visits: list[tuple[int, Int64]],
+        unsure: Int64,
+        ids: Int64,
+        similarity: Float32,
+        k: int,
     ) -> None:
         """Overwrites the rows `unsure` of ids and similarity by an exact search of their cells."""
         doubt = np.zeros(len(queries), dtype=bool)
@@ -87,4 +94,5 @@ class CellIndex:
                 part = slice(int(self.starts[at]), int(self.ends[at]))
                 more_ids, more = search_all(queries[who], self.vectors[part], self.ids[part], k, query_ids[who])
                 ids[who], similarity[who] = rank(
-                    np.concatenate([ids[who], more_ids], axis=1), np.concatenate([similarity[who], more], axis=1), k)
+                    np.concatenate([ids[who], more_ids], axis=1), np.concatenate([similarity[who], more], axis=1), k
+                )

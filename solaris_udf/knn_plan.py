@@ -58,8 +58,14 @@ def train_centroids(sample: Float32, cells: int, seed: int) -> Float32:
     faiss.omp_set_num_threads(1)
     try:
         kmeans = faiss.Kmeans(
-            sample.shape[1], cells, niter=KMEANS_ROUNDS, seed=seed, spherical=True, min_points_per_centroid=1,
-            max_points_per_centroid=len(sample), verbose=False,
+            sample.shape[1],
+            cells,
+            niter=KMEANS_ROUNDS,
+            seed=seed,
+            spherical=True,
+            min_points_per_centroid=1,
+            max_points_per_centroid=len(sample),
+            verbose=False,
         )
         kmeans.train(np.ascontiguousarray(sample, dtype=np.float32))
     finally:
@@ -123,9 +129,7 @@ class Probing:
     recall: float
 
 
-def choose_probes(
-    queries: Float32, centroids: Float32, owner: Int64, cells: Int64, target: float
-) -> Probing:
+def choose_probes(queries: Float32, centroids: Float32, owner: Int64, cells: Int64, target: float) -> Probing:
     """The fewest probes whose recall on the sample is at least target, with a margin for the sample's size.
 
     queries [q, d]: the sampled vectors. owner [h], cells [h]: a true neighbour's query (row of queries) and its cell.

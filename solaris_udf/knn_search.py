@@ -40,8 +40,10 @@ def unit_rows(batches: Batches) -> Batches:
             nothing = pa.nulls(rows.num_rows, pa.string())
             yield pa.RecordBatch.from_arrays(
                 [
-                    rows.column("user_id"), rows.column("embedding_micros"),
-                    pc.if_else(bad, pa.nulls(rows.num_rows, pa.binary()), to_binary(units)), pa.array(zero),
+                    rows.column("user_id"),
+                    rows.column("embedding_micros"),
+                    pc.if_else(bad, pa.nulls(rows.num_rows, pa.binary()), to_binary(units)),
+                    pa.array(zero),
                     pc.if_else(bad, "the user embedding has a NaN or an Inf", nothing),
                 ],
                 names=["user_id", "embedding_micros", "vector", "zero", "reason"],
@@ -105,8 +107,10 @@ def sample_neighbors(batches: Batches, queries: Float32, query_ids: Int64, k: in
     real = np.isfinite(best.similarity)
     yield pa.RecordBatch.from_arrays(
         [
-            pa.array(np.repeat(np.arange(len(queries), dtype=np.int32), best.counts)), pa.array(best.ids[real]),
-            pa.array(best.similarity[real]), pa.array(cells[real].astype(np.int32)),
+            pa.array(np.repeat(np.arange(len(queries), dtype=np.int32), best.counts)),
+            pa.array(best.ids[real]),
+            pa.array(best.similarity[real]),
+            pa.array(cells[real].astype(np.int32)),
         ],
         names=["query", "user_id", "similarity", "cell"],
     )
@@ -140,8 +144,10 @@ def _routed(
 ) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [
-            pa.array(group.astype(np.int32)), pa.array(np.full(len(who), is_query)),
-            batch.column("user_id").take(pa.array(who)), batch.column("vector").take(pa.array(who)),
+            pa.array(group.astype(np.int32)),
+            pa.array(np.full(len(who), is_query)),
+            batch.column("user_id").take(pa.array(who)),
+            batch.column("vector").take(pa.array(who)),
             pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(cells.astype(np.int32))),
         ],
         names=["group", "is_query", "user_id", "vector", "cells"],
@@ -205,7 +211,8 @@ def to_lists(hits: Hits) -> pa.Array:
     real = np.isfinite(hits.similarity)
     offsets = np.concatenate([[0], np.cumsum(hits.counts)]).astype(np.int32)
     values = pa.StructArray.from_arrays(
-        [pa.array(hits.ids[real]), pa.array(hits.similarity[real])], fields=list(NEIGHBORS.value_type))
+        [pa.array(hits.ids[real]), pa.array(hits.similarity[real])], fields=list(NEIGHBORS.value_type)
+    )
     return pa.ListArray.from_arrays(pa.array(offsets), values)
 
 

@@ -19,10 +19,17 @@ MEANS_DDL = (
     "user_id BIGINT, embedding BINARY, pair_count INT, newest_micros BIGINT, pairs_seen BIGINT, reason STRING, "
     "row STRING"
 )
-MEANS_SCHEMA = pa.schema([
-    ("user_id", pa.int64()), ("embedding", pa.binary()), ("pair_count", pa.int32()), ("newest_micros", pa.int64()),
-    ("pairs_seen", pa.int64()), ("reason", pa.string()), ("row", pa.string()),
-])
+MEANS_SCHEMA = pa.schema(
+    [
+        ("user_id", pa.int64()),
+        ("embedding", pa.binary()),
+        ("pair_count", pa.int32()),
+        ("newest_micros", pa.int64()),
+        ("pairs_seen", pa.int64()),
+        ("reason", pa.string()),
+        ("row", pa.string()),
+    ]
+)
 MICROS_PER_HOUR = 3_600_000_000
 CHUNK_VALUES = 1 << 21  # summed at once: 16 MB of float64
 MAX_HALVINGS = 500.0  # keeps every weight a normal float64
@@ -123,7 +130,8 @@ def _add(
     if len(starts) > 1:
         out.append(_means(owners[:-1], totals[:-1], weight_totals[:-1], pair_totals[:-1], newest_totals[:-1]))
     still_open = _Partial(
-        int(owners[-1]), totals[-1], float(weight_totals[-1]), int(pair_totals[-1]), int(newest_totals[-1]))
+        int(owners[-1]), totals[-1], float(weight_totals[-1]), int(pair_totals[-1]), int(newest_totals[-1])
+    )
     return out, still_open
 
 
@@ -164,12 +172,17 @@ def _refused_pairs(rows: pa.RecordBatch) -> pa.RecordBatch:
     count = rows.num_rows
     user, item, computed = (rows.column(name).cast(pa.string()) for name in ("user_id", "item_id", "computed_micros"))
     described = pc.binary_join_element_wise(
-        '{"user_id": ', user, ', "item_id": ', item, ', "computed_micros": ', computed, "}", "")
+        '{"user_id": ', user, ', "item_id": ', item, ', "computed_micros": ', computed, "}", ""
+    )
     return pa.RecordBatch.from_arrays(
         [
-            rows.column("user_id"), pa.nulls(count, pa.binary()), pa.nulls(count, pa.int32()),
-            pa.nulls(count, pa.int64()), pa.array(np.ones(count, dtype=np.int64)),
-            pa.array(["the stored embedding has a NaN or an Inf"] * count), described,
+            rows.column("user_id"),
+            pa.nulls(count, pa.binary()),
+            pa.nulls(count, pa.int32()),
+            pa.nulls(count, pa.int64()),
+            pa.array(np.ones(count, dtype=np.int64)),
+            pa.array(["the stored embedding has a NaN or an Inf"] * count),
+            described,
         ],
         schema=MEANS_SCHEMA,
     )

@@ -63,8 +63,11 @@ def _serve(batch: pa.RecordBatch, paths: Sequence[str], vectors: bool) -> pa.Rec
     names += ["tier", "age_seconds"]
     if vectors:
         columns += [
-            pa.array(near), _packed(count, [(place, found.embedding, found.tier) for place, found in parts]),
-            _names(user_tier), pa.array(user_age), pa.array(user_near),
+            pa.array(near),
+            _packed(count, [(place, found.embedding, found.tier) for place, found in parts]),
+            _names(user_tier),
+            pa.array(user_age),
+            pa.array(user_near),
             _packed(count, [(place, found.user_embedding, found.user_tier) for place, found in parts]),
         ]
         names += ["similarity", "embedding", "user_tier", "user_age_seconds", "user_similarity", "user_embedding"]

@@ -28,8 +28,13 @@ class Figure:
     note: str | None = None
 
 
-def figures(label: npt.ArrayLike, user: npt.NDArray[np.int64], predictions: Predictions, seeds: list[int],
-            replicates: int = 1000) -> list[Figure]:
+def figures(
+    label: npt.ArrayLike,
+    user: npt.NDArray[np.int64],
+    predictions: Predictions,
+    seeds: list[int],
+    replicates: int = 1000,
+) -> list[Figure]:
     """Log loss, NE, RLL, AUC, calibration and transfer ratio of each (model, feature set), per seed and over all.
 
     label [n] in {0, 1}; user [n] numbers from 0; predictions: (model, feature set) -> [seeds, n], or [1, n] for what
@@ -52,14 +57,19 @@ def figures(label: npt.ArrayLike, user: npt.NDArray[np.int64], predictions: Pred
     return found + list(drawn.transfer_ratios(predictions))
 
 
-def _per_seed(key: tuple[str, str], y: Float64, values: Float64, loss: Float64, base: Float64,
-              seeds: list[int]) -> Iterator[Figure]:
+def _per_seed(
+    key: tuple[str, str], y: Float64, values: Float64, loss: Float64, base: Float64, seeds: list[int]
+) -> Iterator[Figure]:
     if len(values) != len(seeds):
         return
     rate_entropy = float(entropy(y.mean()))
     for seed, p, own, beside in zip(seeds, values, loss, base, strict=True):
-        stated = {"log_loss": own, "ne": own / rate_entropy if rate_entropy else math.nan, "auc": auc(y, p),
-                  "calibration": calibration(y, p)}
+        stated = {
+            "log_loss": own,
+            "ne": own / rate_entropy if rate_entropy else math.nan,
+            "auc": auc(y, p),
+            "calibration": calibration(y, p),
+        }
         if key != BASE:
             stated["rll"] = 100 * (own - beside) / beside
         for metric, value in stated.items():
@@ -76,10 +86,12 @@ class _Drawn:
         yield self._figure(key, "log_loss", [self._loss(side, key) for side in self._sides])
         yield self._figure(key, "ne", [self._ne(side, key) for side in self._sides])
         if key != BASE:
-            yield self._figure(key, "rll", [
-                100 * (self._loss(side, key) / self._loss(side, BASE) - 1) for side in self._sides])
-        yield self._figure(key, "calibration", [
-            _ratio(side[_name("predicted", key)], side["positives"]) for side in self._sides])
+            yield self._figure(
+                key, "rll", [100 * (self._loss(side, key) / self._loss(side, BASE) - 1) for side in self._sides]
+            )
+        yield self._figure(
+            key, "calibration", [_ratio(side[_name("predicted", key)], side["positives"]) for side in self._sides]
+        )
         yield Figure(*key, ALL_SEEDS, "auc", _finite(auc_mean))
 
     def transfer_ratios(self, predictions: Predictions) -> Iterator[Figure]:
@@ -92,15 +104,22 @@ class _Drawn:
         gap = [self._ne(side, BASE) - self._ne(side, FM) for side in self._sides]
         low, high = interval(gap[1])
         if not low > 0:
-            note = (f"the foundation model's advantage over the base in NE is {float(gap[0]):.4f} "
-                    f"[{low:.4f}, {high:.4f}], not surely above 0, so there is nothing to take a part of")
+            note = (
+                f"the foundation model's advantage over the base in NE is {float(gap[0]):.4f} "
+                f"[{low:.4f}, {high:.4f}], not surely above 0, so there is nothing to take a part of"
+            )
             for key in sets:
                 yield Figure(*key, ALL_SEEDS, "transfer_ratio", None, note=note)
             return
         for key in sets:
-            yield self._figure(key, "transfer_ratio", [
-                (self._ne(side, BASE) - self._ne(side, key)) / part
-                for side, part in zip(self._sides, gap, strict=True)])
+            yield self._figure(
+                key,
+                "transfer_ratio",
+                [
+                    (self._ne(side, BASE) - self._ne(side, key)) / part
+                    for side, part in zip(self._sides, gap, strict=True)
+                ],
+            )
 
     def _loss(self, side: Mapping[str, Float64], key: tuple[str, str]) -> Float64:
         return side[_name("loss", key)] / side["rows"]

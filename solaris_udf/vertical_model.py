@@ -106,13 +106,15 @@ class _Network(nn.Module):
             nn.init.normal_(self.item.weight, std=0.05)
             width += 2 * plan.slot_dim
         self.crosses = nn.ModuleList([_Cross(width), _Cross(width)])
-        self.deep = nn.Sequential(nn.Linear(width, plan.hidden[0]), nn.ReLU(),
-                                  nn.Linear(plan.hidden[0], plan.hidden[1]), nn.ReLU())
+        self.deep = nn.Sequential(
+            nn.Linear(width, plan.hidden[0]), nn.ReLU(), nn.Linear(plan.hidden[0], plan.hidden[1]), nn.ReLU()
+        )
         self.head = nn.Linear(width + plan.hidden[1], 1)
         self.soft_head = nn.Linear(plan.hidden[1], 1) if features.soft_labels else None
 
-    def forward(self, ids: torch.Tensor, numbers: torch.Tensor, flags: torch.Tensor, pair: torch.Tensor,
-                user: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def forward(
+        self, ids: torch.Tensor, numbers: torch.Tensor, flags: torch.Tensor, pair: torch.Tensor, user: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if self.training and self.user_dropout:
             # A user's id is hidden now and then, or the model learns users by heart and fails on later time.
             keep = torch.rand(len(ids)) >= self.user_dropout
@@ -163,8 +165,10 @@ class VerticalModel:
         tensors = _tensors(self._view(rows), self.scaling, self.field_sizes)
         self.network.eval()
         with torch.no_grad(), _one_thread():
-            parts = [torch.sigmoid(self.network(*(tensor[at : at + batch] for tensor in tensors))[0])
-                     for at in range(0, len(rows), batch)]
+            parts = [
+                torch.sigmoid(self.network(*(tensor[at : at + batch] for tensor in tensors))[0])
+                for at in range(0, len(rows), batch)
+            ]
         return torch.cat(parts).double().numpy() if parts else np.zeros(0)
 
     def _view(self, rows: Rows) -> Rows:
@@ -198,8 +202,9 @@ def train(
         tensors = _tensors(view, scaling, plan.field_sizes)
         label = torch.from_numpy(rows.label)
         soft = torch.from_numpy(np.nan_to_num(rows.soft, nan=-1.0))
-        optimizer = torch.optim.Adam(network.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay,
-                                     fused=True)
+        optimizer = torch.optim.Adam(
+            network.parameters(), lr=plan.learning_rate, weight_decay=plan.weight_decay, fused=True
+        )
         order = np.random.default_rng(seed)
         best, kept, kept_epoch = float("inf"), network.state_dict(), 0
         for epoch in range(1, plan.epochs + 1):

@@ -91,8 +91,9 @@ class Context:
     item_counts: Int64
 
 
-def make_rows(context: Context, items: ItemTable, served: Lookup, label: Float32 | None = None,
-              soft: Float32 | None = None) -> Rows:
+def make_rows(
+    context: Context, items: ItemTable, served: Lookup, label: Float32 | None = None, soft: Float32 | None = None
+) -> Rows:
     """The rows of a context with what a lookup returned for them. Without labels they are 0, without soft labels NaN.
 
     A vector of another user's or the user's mean is no pair's: the pair's slot holds vectors computed for the very item
@@ -101,24 +102,46 @@ def make_rows(context: Context, items: ItemTable, served: Lookup, label: Float32
     count = len(context.user_id)
     item = items.rows_of(context.item_id)
     known = item >= 0
-    ids = np.stack([
-        context.user_id, context.item_id, np.where(known, items.category(item), NO_ID),
-        np.where(known, items.advertiser(item), NO_ID), context.surface, context.event_time // HOUR_MICROS % 24,
-    ], axis=1)
+    ids = np.stack(
+        [
+            context.user_id,
+            context.item_id,
+            np.where(known, items.category(item), NO_ID),
+            np.where(known, items.advertiser(item), NO_ID),
+            context.surface,
+            context.event_time // HOUR_MICROS % 24,
+        ],
+        axis=1,
+    )
     shown, clicked = context.user_counts[:, 1], context.user_counts[:, 2]
-    numbers = np.concatenate([
-        np.log1p(context.user_counts), _rate(clicked, shown)[:, None], np.log1p(context.item_counts),
-        _rate(context.item_counts[:, 1], context.item_counts[:, 0])[:, None],
-        np.log1p(items.age_hours(item, context.event_time))[:, None], items.dense(item),
-    ], axis=1).astype(np.float32)
+    numbers = np.concatenate(
+        [
+            np.log1p(context.user_counts),
+            _rate(clicked, shown)[:, None],
+            np.log1p(context.item_counts),
+            _rate(context.item_counts[:, 1], context.item_counts[:, 0])[:, None],
+            np.log1p(items.age_hours(item, context.event_time))[:, None],
+            items.dense(item),
+        ],
+        axis=1,
+    ).astype(np.float32)
     has_pair = np.isin(served.tier, PAIR_TIERS)
     has_user = served.user_tier > 0
     return Rows(
-        ids=ids, numbers=numbers,
-        flags=flags_of(served.tier, served.age_seconds, served.similarity, served.user_tier, served.user_age_seconds,
-                       served.user_similarity),
-        pair=np.where(has_pair[:, None], served.embedding, np.float32(0)), has_pair=has_pair,
-        user=np.where(has_user[:, None], served.user_embedding, np.float32(0)), has_user=has_user,
+        ids=ids,
+        numbers=numbers,
+        flags=flags_of(
+            served.tier,
+            served.age_seconds,
+            served.similarity,
+            served.user_tier,
+            served.user_age_seconds,
+            served.user_similarity,
+        ),
+        pair=np.where(has_pair[:, None], served.embedding, np.float32(0)),
+        has_pair=has_pair,
+        user=np.where(has_user[:, None], served.user_embedding, np.float32(0)),
+        has_user=has_user,
         label=np.zeros(count, np.float32) if label is None else label,
         soft=np.full(count, np.nan, np.float32) if soft is None else soft,
     )
@@ -127,8 +150,10 @@ def make_rows(context: Context, items: ItemTable, served: Lookup, label: Float32
 def surface_id(names: Iterable[str]) -> Int64:
     """Surfaces as ids: 64 bits of a hash of the name, the same in every process."""
     values = list(names)
-    codes = {name: int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
-             for name in set(values)}
+    codes = {
+        name: int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
+        for name in set(values)
+    }
     return np.array([codes[name] for name in values], dtype=np.int64)
 
 
@@ -137,8 +162,14 @@ def _rate(clicked: Int64, shown: Int64) -> npt.NDArray[np.float64]:
     return np.log((clicked + 1.0) / (shown + 20.0))
 
 
-def flags_of(tier: Codes, age_seconds: Ages, similarity: Float32, user_tier: Codes, user_age_seconds: Ages,
-             user_similarity: Float32) -> Float32:
+def flags_of(
+    tier: Codes,
+    age_seconds: Ages,
+    similarity: Float32,
+    user_tier: Codes,
+    user_age_seconds: Ages,
+    user_similarity: Float32,
+) -> Float32:
     """Where the vectors came from and how old they are, float32 [n, 2 * (tiers + 2)]."""
     parts = []
     for code, age, near in ((tier, age_seconds, similarity), (user_tier, user_age_seconds, user_similarity)):

@@ -23,10 +23,15 @@ def spark() -> Iterator[Any]:
     from jobs.common.session import build_session
 
     session = build_session(
-        load_config(overrides=[
-            "spark.master=local[2]", "spark.driver_memory=2g", "spark.shuffle_partitions=2",
-            'spark.conf={"spark.sql.adaptive.enabled"="false"}',
-        ], environ={}),
+        load_config(
+            overrides=[
+                "spark.master=local[2]",
+                "spark.driver_memory=2g",
+                "spark.shuffle_partitions=2",
+                'spark.conf={"spark.sql.adaptive.enabled"="false"}',
+            ],
+            environ={},
+        ),
         "solaris tests",
     )
     yield session
@@ -80,7 +85,10 @@ def fill(spark: Any, tables: Any) -> Callable[..., None]:
     def write(name: str, rows: Sequence[Mapping[str, Any]], as_of: datetime = AS_OF, **partition: str) -> None:
         table = TABLES[name]
         base = {"slice": slice_of(as_of), "as_of": as_of, "run_id": "test"}
-        values = [tuple({**base, **DEFAULTS.get(name, {}), **row}.get(column) for column in table.column_names) for row in rows]
+        values = [
+            tuple({**base, **DEFAULTS.get(name, {}), **row}.get(column) for column in table.column_names)
+            for row in rows
+        ]
         frame = spark.createDataFrame(values, spark_schema(table))
         if table.partition_by:
             tables.replace(frame, name, **(partition or {"slice": slice_of(as_of)}))
@@ -94,8 +102,14 @@ def fill(spark: Any, tables: Any) -> Callable[..., None]:
 DEFAULTS: dict[str, dict[str, Any]] = {
     "ranking_log": {"surface": "feed", "shown": True, "clicked": False},
     "label_events": {"label": "conversion", "value": 1.0},
-    "candidate_pairs": {"probability": 0.5, "expected_rows": 0.5, "sources": ["recent"], "rank": 1, "cost": 1.0,
-                        "action": "compute"},
+    "candidate_pairs": {
+        "probability": 0.5,
+        "expected_rows": 0.5,
+        "sources": ["recent"],
+        "rank": 1,
+        "cost": 1.0,
+        "action": "compute",
+    },
     "pair_embeddings": {"codec": "float16", "model_version": "m1", "probability": 0.5},
     "user_embeddings": {"codec": "float16", "model_version": "m1", "pair_count": 1},
     "user_neighbors": {"model_version": "m1", "cluster_id": 0},
@@ -104,5 +118,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 def log_row(user: int, item: int, at: datetime, **more: Any) -> dict[str, Any]:
     """A ranking_log row that arrived when it happened, in a request of its user and time."""
-    return {"request_id": f"{user}-{at.timestamp():.0f}", "event_time": at, "arrived_at": at, "user_id": user,
-            "item_id": item, **more}
+    return {
+        "request_id": f"{user}-{at.timestamp():.0f}",
+        "event_time": at,
+        "arrived_at": at,
+        "user_id": user,
+        "item_id": item,
+        **more,
+    }

@@ -22,8 +22,12 @@ from solaris_udf.codec import decode
 PROJECT = Path(__file__).parents[1]
 FIRST, LAST, END = (datetime(2026, 1, day, hour, tzinfo=UTC) for day, hour in ((3, 12), (4, 0), (5, 0)))
 SMALL = [
-    "spark.shuffle_partitions=2", "make_world.size=tiny", "train_foundation.size=tiny", "train_foundation.epochs=1",
-    "log.dataset=world", "window.hours=6",
+    "spark.shuffle_partitions=2",
+    "make_world.size=tiny",
+    "train_foundation.size=tiny",
+    "train_foundation.epochs=1",
+    "log.dataset=world",
+    "window.hours=6",
 ]
 JOBS_OF_A_SLICE = [*SERIES, ("join_features", "slice")]
 # Written by wall time or by attempt, not by logical time.
@@ -54,7 +58,9 @@ def contents(spark, config, name, slice_name=None):
     if slice_name:
         frame = frame.where(F.col("slice") == slice_name)
     columns = [column.name for column in TABLES[name].columns if column.name not in UNSTABLE]
-    order = [column for column in (*TABLES[name].key, *columns) if column in columns and column not in ("labels", "metrics")]
+    order = [
+        column for column in (*TABLES[name].key, *columns) if column in columns and column not in ("labels", "metrics")
+    ]
     return frame.select(*columns).orderBy(*dict.fromkeys(order)).toArrow()
 
 
@@ -66,7 +72,9 @@ def assert_same(name, first, second):
             np.testing.assert_allclose(a.to_numpy(), b.to_numpy(), rtol=1e-5, atol=1e-6, err_msg=f"{name}.{column}")
         elif pa.types.is_binary(a.type) and "embedding" in column:
             assert a.is_null().equals(b.is_null()), f"{name}.{column}"
-            np.testing.assert_allclose(decode(a.drop_null()), decode(b.drop_null()), atol=2e-3, err_msg=f"{name}.{column}")
+            np.testing.assert_allclose(
+                decode(a.drop_null()), decode(b.drop_null()), atol=2e-3, err_msg=f"{name}.{column}"
+            )
         elif pa.types.is_list(a.type) and name == "user_neighbors":
             for left, right in zip(a.to_pylist(), b.to_pylist(), strict=True):
                 assert [n["user_id"] for n in left] == [n["user_id"] for n in right]
@@ -83,7 +91,8 @@ def test_every_table_has_rows_and_every_job_a_record(spark, pipeline):
     assert empty <= {"id_map", "vm_evaluations"}
     runs = tables.read("job_runs").where("status = 'succeeded'").groupBy("job").count().collect()
     assert {row.job: row["count"] for row in runs} == {
-        job: sum(outcome.job == job for outcome in outcomes) for job in {outcome.job for outcome in outcomes}}
+        job: sum(outcome.job == job for outcome in outcomes) for job in {outcome.job for outcome in outcomes}
+    }
     assert {row.job for row in runs} == {"make_world", *(job for job, _ in JOBS_OF_A_SLICE)}
 
 
@@ -99,14 +108,22 @@ def test_nothing_written_at_a_slice_knows_its_future(spark, pipeline):
     config, _ = pipeline
     log = Tables(spark, config.path("tables")).read("ranking_log")
     assert log.where("event_time >= as_of OR arrived_at > as_of").isEmpty()
-    assert {row.slice for row in log.select("slice").distinct().collect()} == {slice_of(at) for at in steps(FIRST, LAST, 6)}
+    assert {row.slice for row in log.select("slice").distinct().collect()} == {
+        slice_of(at) for at in steps(FIRST, LAST, 6)
+    }
 
 
 def test_fallbacks_lift_coverage_above_pairs_alone(spark, pipeline):
     config, _ = pipeline
-    rows = (Tables(spark, config.path("tables")).read("coverage_audit")
-            .where("surface = 'all' AND population = 'scored' AND segment = 'all'")
-            .where(F.col("slice") == slice_of(LAST)).groupBy("tier").agg(F.sum("rows").alias("n")).collect())
+    rows = (
+        Tables(spark, config.path("tables"))
+        .read("coverage_audit")
+        .where("surface = 'all' AND population = 'scored' AND segment = 'all'")
+        .where(F.col("slice") == slice_of(LAST))
+        .groupBy("tier")
+        .agg(F.sum("rows").alias("n"))
+        .collect()
+    )
     counts = {row.tier: row.n for row in rows}
     total = sum(counts.values())
     assert counts["pair"] > 0
@@ -138,7 +155,13 @@ def test_neither_time_zone_nor_partitioning_changes_a_row(spark, pipeline, tmp_p
     root = tmp_path / "kolkata"
     (root / "raw").parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "jobs.cli", "run", "--config", os.devnull]
-    for text in [f"storage.root={root}", *SMALL, "spark.shuffle_partitions=4", "spark.master=local[2]", "spark.driver_memory=2g"]:
+    for text in [
+        f"storage.root={root}",
+        *SMALL,
+        "spark.shuffle_partitions=4",
+        "spark.master=local[2]",
+        "spark.driver_memory=2g",
+    ]:
         command += ["--set", text]
     environ = {**os.environ, "TZ": "Asia/Kolkata"}
     jobs = [part for job, _ in JOBS_OF_A_SLICE for part in ("--job", job)]
@@ -147,4 +170,6 @@ def test_neither_time_zone_nor_partitioning_changes_a_row(spark, pipeline, tmp_p
     other = load_config(overrides=[f"storage.root={root}", *SMALL], environ={})
     for name in TABLES:
         if name not in ("job_runs", "vm_evaluations"):
-            assert_same(name, contents(spark, config, name, slice_of(FIRST)), contents(spark, other, name, slice_of(FIRST)))
+            assert_same(
+                name, contents(spark, config, name, slice_of(FIRST)), contents(spark, other, name, slice_of(FIRST))
+            )

@@ -35,7 +35,9 @@ class Storage(Section):
     """Where everything lives."""
 
     section = "storage"
-    root: str = Field(".solaris/local", description="Folder or URI that holds tables/, models/, snapshots/, raw/, reports/")
+    root: str = Field(
+        ".solaris/local", description="Folder or URI that holds tables/, models/, snapshots/, raw/, reports/"
+    )
 
 
 class Spark(Section):
@@ -73,10 +75,14 @@ class Serving(Section):
     ttl_hours: float = Field(24.0, gt=0, description="A pair embedding older than this is not served")
     user_mean_hours: float = Field(24.0, gt=0, description="The user mean is over the pair embeddings of this long")
     max_user_age_hours: float = Field(48.0, gt=0, description="A user-level vector older than this is not served")
-    tiers: tuple[Tier, ...] = Field(("pair", "user_mean", "neighbor_pair", "neighbor_mean"), description="Order of the hierarchy")
+    tiers: tuple[Tier, ...] = Field(
+        ("pair", "user_mean", "neighbor_pair", "neighbor_mean"), description="Order of the hierarchy"
+    )
     min_similarity: float = Field(0.0, ge=-1, le=1, description="A less similar neighbour answers nothing")
     neighbors: int = Field(10, ge=1, description="Neighbours kept for each user")
-    publish_delay_minutes: float = Field(10.0, ge=0, description="From a run's as_of until its snapshot is taken as live")
+    publish_delay_minutes: float = Field(
+        10.0, ge=0, description="From a run's as_of until its snapshot is taken as live"
+    )
 
     @model_validator(mode="after")
     def _pair_first_class(self) -> "Serving":
@@ -229,7 +235,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     layer: dict[str, Any] = {}
     for name, text in environ.items():
         if name.startswith(ENV_PREFIX):
-            parts = name[len(ENV_PREFIX):].lower().split("__")
+            parts = name[len(ENV_PREFIX) :].lower().split("__")
             if len(parts) != 2:
                 raise UserError(f"environment variable {name}: write it as {ENV_PREFIX}SECTION__KEY")
             layer.setdefault(parts[0], {})[parts[1]] = _parse_value(text)

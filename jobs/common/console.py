@@ -34,7 +34,13 @@ def run_with_progress(
     steps = plan(moments, finished, series)
     skip = set() if force else same_config
     outcomes = []
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("starting", total=len(steps))
 
@@ -43,16 +49,25 @@ def run_with_progress(
 
         progress.update(bar, description=describe(0))
         for outcome in run_series(
-            spark, config, steps, skip, lambda number, *_: progress.update(bar, advance=1, description=describe(number + 1))
+            spark,
+            config,
+            steps,
+            skip,
+            lambda number, *_: progress.update(bar, advance=1, description=describe(number + 1)),
         ):
             outcomes.append(outcome)
             if not console.is_terminal:
                 report = outcome.report
-                console.print(f"{outcome.slice} {outcome.job}: {report.rows_in:,} in, {report.rows_out:,} out, "
-                              f"{report.rows_rejected:,} rejected, {outcome.seconds:.1f} s", highlight=False)
+                console.print(
+                    f"{outcome.slice} {outcome.job}: {report.rows_in:,} in, {report.rows_out:,} out, "
+                    f"{report.rows_rejected:,} rejected, {outcome.seconds:.1f} s",
+                    highlight=False,
+                )
     skipped = len(steps) - len(outcomes)
     if skipped:
-        console.print(f"{skipped} of {len(steps)} steps had succeeded before with this config and were left out (--force runs them)")
+        console.print(
+            f"{skipped} of {len(steps)} steps had succeeded before with this config: left out (--force runs them)"
+        )
     return outcomes
 
 
@@ -66,12 +81,24 @@ def summary(spark: SparkSession, config: Config, outcomes: Iterable[Outcome], co
         by_job[outcome.job].append(outcome)
     for job, runs in by_job.items():
         reports = [outcome.report for outcome in runs]
-        table.add_row(job, str(len(runs)), f"{sum(r.rows_in for r in reports):,}", f"{sum(r.rows_out for r in reports):,}",
-                      f"{sum(r.rows_rejected for r in reports):,}", f"{sum(outcome.seconds for outcome in runs):.1f}")
+        table.add_row(
+            job,
+            str(len(runs)),
+            f"{sum(r.rows_in for r in reports):,}",
+            f"{sum(r.rows_out for r in reports):,}",
+            f"{sum(r.rows_rejected for r in reports):,}",
+            f"{sum(outcome.seconds for outcome in runs):.1f}",
+        )
     if by_job:
         table.add_section()
-        table.add_row("all", str(sum(map(len, by_job.values()))), "", "", "",
-                      f"{sum(outcome.seconds for runs in by_job.values() for outcome in runs):.1f}")
+        table.add_row(
+            "all",
+            str(sum(map(len, by_job.values()))),
+            "",
+            "",
+            "",
+            f"{sum(outcome.seconds for runs in by_job.values() for outcome in runs):.1f}",
+        )
         console.print(table)
     show_coverage(spark, config, 8, console)
 
@@ -79,10 +106,13 @@ def summary(spark: SparkSession, config: Config, outcomes: Iterable[Outcome], co
 def show_coverage(spark: SparkSession, config: Config, last: int, console: Console) -> None:
     """Share of scored rows by tier for the last audited windows, summed over snapshots and surfaces."""
     rows = (
-        Tables(spark, config.path("tables")).read("coverage_audit")
+        Tables(spark, config.path("tables"))
+        .read("coverage_audit")
         .where("surface = 'all' AND segment = 'all' AND population = 'scored'")
-        .groupBy("window_start", "window_end", "tier").agg(F.sum("rows").alias("rows"))
-        .withColumn("window", F.date_format("window_start", "yyyy-MM-dd HH:mm")).collect()
+        .groupBy("window_start", "window_end", "tier")
+        .agg(F.sum("rows").alias("rows"))
+        .withColumn("window", F.date_format("window_start", "yyyy-MM-dd HH:mm"))
+        .collect()
     )
     by_window: dict[str, dict[str, int]] = defaultdict(dict)
     for row in rows:
@@ -97,8 +127,12 @@ def show_coverage(spark: SparkSession, config: Config, last: int, console: Conso
     for window in sorted(by_window)[-last:]:
         counts = by_window[window]
         total = sum(counts.values())
-        table.add_row(window, *(f"{counts.get(tier, 0) / total:.1%}" for tier in shown_tiers), f"{total:,}",
-                      f"{1 - counts.get('none', 0) / total:.1%}")
+        table.add_row(
+            window,
+            *(f"{counts.get(tier, 0) / total:.1%}" for tier in shown_tiers),
+            f"{total:,}",
+            f"{1 - counts.get('none', 0) / total:.1%}",
+        )
     console.print(table)
 
 
@@ -112,13 +146,25 @@ def show_tables(spark: SparkSession, config: Config, console: Console) -> None:
         if not tables.exists(name):
             shown.add_row(name, table.comment.split(".")[0], "-", "", "", "not written yet")
             continue
-        found = tables.read(name).agg(
-            F.count_distinct("slice").alias("slices"), F.min("slice").alias("first"), F.max("slice").alias("last"),
-            F.count("*").alias("rows"),
-        ).first()
+        found = (
+            tables.read(name)
+            .agg(
+                F.count_distinct("slice").alias("slices"),
+                F.min("slice").alias("first"),
+                F.max("slice").alias("last"),
+                F.count("*").alias("rows"),
+            )
+            .first()
+        )
         assert found is not None
-        shown.add_row(name, table.comment.split(".")[0], str(found.slices), found.first or "", found.last or "",
-                      f"{found['rows']:,}")
+        shown.add_row(
+            name,
+            table.comment.split(".")[0],
+            str(found.slices),
+            found.first or "",
+            found.last or "",
+            f"{found['rows']:,}",
+        )
     console.print(shown)
 
 

@@ -32,13 +32,21 @@ class Demo:
     config_file: str
     first: datetime
     last: datetime
-    world_until: datetime | None = None  # end of the simulated world, past the last slice so that its snapshot answers rows
+    world_until: datetime | None = (
+        None  # end of the simulated world, past the last slice so that its snapshot answers rows
+    )
 
 
 DEMOS = {
-    "world": Demo("demo.toml", datetime(2026, 1, 5, tzinfo=UTC), datetime(2026, 1, 6, 6, tzinfo=UTC),
-                  world_until=datetime(2026, 1, 7, tzinfo=UTC)),
-    "movielens-100k": Demo("movielens-100k.toml", datetime(1998, 3, 30, tzinfo=UTC), datetime(1998, 4, 1, 12, tzinfo=UTC)),
+    "world": Demo(
+        "demo.toml",
+        datetime(2026, 1, 5, tzinfo=UTC),
+        datetime(2026, 1, 6, 6, tzinfo=UTC),
+        world_until=datetime(2026, 1, 7, tzinfo=UTC),
+    ),
+    "movielens-100k": Demo(
+        "movielens-100k.toml", datetime(1998, 3, 30, tzinfo=UTC), datetime(1998, 4, 1, 12, tzinfo=UTC)
+    ),
 }
 
 
@@ -63,7 +71,7 @@ def run_demo(data: str, overrides: Sequence[str], console: Console) -> None:
         outcomes: list[Outcome] = []
         if demo.world_until is not None:
             outcomes += run_with_progress(spark, config, [demo.world_until], [("make_world", "slice")], console)
-        outcomes += run_with_progress(spark, config, moments, series, console)  # type: ignore[arg-type]
+        outcomes += run_with_progress(spark, config, moments, series, console)
         outcomes += evaluate(spark, config, demo.last, console)
         summary(spark, config, outcomes, console)
         report = write_report(spark, config, Path(config.path("reports", "index.html")))
@@ -71,10 +79,13 @@ def run_demo(data: str, overrides: Sequence[str], console: Console) -> None:
         spark.stop()
     show_examples(config, None, 6, console)
     shown = file.relative_to(PROJECT)
-    console.print(f"\nreport: {report}\n"
-                  f"a pair: solaris lookup --config {shown} USER ITEM\n"
-                  f"a query: solaris sql --config {shown} \"SELECT tier, sum(rows) FROM coverage_audit GROUP BY tier\"\n"
-                  f"took {time.monotonic() - clock:.0f} s", highlight=False)
+    console.print(
+        f"\nreport: {report}\n"
+        f"a pair: solaris lookup --config {shown} USER ITEM\n"
+        f'a query: solaris sql --config {shown} "SELECT tier, sum(rows) FROM coverage_audit GROUP BY tier"\n'
+        f"took {time.monotonic() - clock:.0f} s",
+        highlight=False,
+    )
 
 
 def evaluate(spark: SparkSession, config: Config, as_of: datetime, console: Console) -> list[Outcome]:
@@ -88,12 +99,26 @@ def fetch_movielens(folder: Path) -> None:
     if all((folder / name).exists() for name in names):
         return
     cache = PROJECT / ".cache"
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(cache), RECBOLE]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--dest",
+        str(cache),
+        RECBOLE,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(cache.glob("recbole-*.whl"))
     if done.returncode or not wheels:
-        raise UserError(f"MovieLens 100K could not be fetched ({(done.stderr.strip().splitlines() or ['no wheel'])[-1]}); "
-                        f"put {', '.join(names)} into {folder} by hand")
+        raise UserError(
+            f"MovieLens 100K could not be fetched ({(done.stderr.strip().splitlines() or ['no wheel'])[-1]}); "
+            f"put {', '.join(names)} into {folder} by hand"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(wheels[-1]) as wheel:
         for name in names:

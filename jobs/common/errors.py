@@ -6,4 +6,4 @@ class UserError(Exception):
 
 
 class RunFailed(Exception):
-    """A run refused to publish (too many rejected rows, a failed validation, ...). The message says why. Exit code 1."""
+    """A run refused to publish (too many rejected rows, a failed validation, ...). The message says why. Exit 1."""

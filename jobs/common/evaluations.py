@@ -24,8 +24,21 @@ def write_figures(run: Run, rows: Sequence[Stated], count: int) -> int:
     """
     evaluation = f"{run.job}-{run.slice}-{run.config.hash}"
     values = [
-        (evaluation, run.config.log.dataset, sweep, setting, figure.model, figure.feature_set, figure.seed,
-         figure.metric, figure.value, figure.ci_low, figure.ci_high, count, figure.note)
+        (
+            evaluation,
+            run.config.log.dataset,
+            sweep,
+            setting,
+            figure.model,
+            figure.feature_set,
+            figure.seed,
+            figure.metric,
+            figure.value,
+            figure.ci_low,
+            figure.ci_high,
+            count,
+            figure.note,
+        )
         for sweep, setting, figure in rows
     ]
     schema = StructType([field for field in spark_schema(TABLES["vm_evaluations"]) if field.name not in OWN])

@@ -35,8 +35,10 @@ def live_periods(tables: Tables, start: datetime, end: datetime, as_of: datetime
     driver.
     """
     rows = (
-        tables.read("snapshots").where(F.col("slice") <= slice_of(as_of))
-        .select(F.unix_micros("live_from").alias("live_from"), "slice", "snapshot_id", "model_version").collect()
+        tables.read("snapshots")
+        .where(F.col("slice") <= slice_of(as_of))
+        .select(F.unix_micros("live_from").alias("live_from"), "slice", "snapshot_id", "model_version")
+        .collect()
     )
     latest: dict[int, Period] = {}
     for row in sorted(rows, key=lambda row: (row.live_from, row.slice, row.snapshot_id)):
@@ -82,7 +84,8 @@ def served(rows: DataFrame, periods: Sequence[Period], config: Config, *, vector
 
     ordered = (
         rows.withColumn("period", period_index(periods, F.col("event_time")))
-        .repartition("user_id").sortWithinPartitions("period", "user_id", "item_id", "event_time")
+        .repartition("user_id")
+        .sortWithinPartitions("period", "user_id", "item_id", "event_time")
     )
     schema = StructType(list(ordered.schema.fields))
     for name, kind in _FIELDS if vectors else _FIELDS[:2]:
@@ -92,28 +95,36 @@ def served(rows: DataFrame, periods: Sequence[Period], config: Config, *, vector
     def of_period(values: Sequence[str]) -> Column:
         return F.when(F.col("period") >= 0, F.element_at(F.array(*map(F.lit, values)), F.col("period") + 1))
 
-    return answered.withColumns({
-        "snapshot_id": of_period([period.snapshot_id for period in periods]),
-        "model_version": of_period([period.model_version for period in periods]),
-    }).drop("period")
+    return answered.withColumns(
+        {
+            "snapshot_id": of_period([period.snapshot_id for period in periods]),
+            "model_version": of_period([period.model_version for period in periods]),
+        }
+    ).drop("period")
 
 
 _FIELDS: tuple[tuple[str, StringType | IntegerType | FloatType | BinaryType], ...] = (
-    ("tier", StringType()), ("age_seconds", IntegerType()),
-    ("similarity", FloatType()), ("embedding", BinaryType()),
-    ("user_tier", StringType()), ("user_age_seconds", IntegerType()),
-    ("user_similarity", FloatType()), ("user_embedding", BinaryType()),
+    ("tier", StringType()),
+    ("age_seconds", IntegerType()),
+    ("similarity", FloatType()),
+    ("embedding", BinaryType()),
+    ("user_tier", StringType()),
+    ("user_age_seconds", IntegerType()),
+    ("user_similarity", FloatType()),
+    ("user_embedding", BinaryType()),
 )
 
 
 def _nothing(vectors: bool) -> dict[str, Column]:
     names = ["snapshot_id", "model_version"]
-    columns = {name: F.lit(None).cast("string") for name in names} | {
-        "tier": F.lit("none"), "age_seconds": F.lit(-1)}
+    columns = {name: F.lit(None).cast("string") for name in names} | {"tier": F.lit("none"), "age_seconds": F.lit(-1)}
     if vectors:
         columns |= {
-            "similarity": F.lit(0.0).cast("float"), "embedding": F.lit(None).cast("binary"), "user_tier": F.lit("none"),
-            "user_age_seconds": F.lit(-1), "user_similarity": F.lit(0.0).cast("float"),
+            "similarity": F.lit(0.0).cast("float"),
+            "embedding": F.lit(None).cast("binary"),
+            "user_tier": F.lit("none"),
+            "user_age_seconds": F.lit(-1),
+            "user_similarity": F.lit(0.0).cast("float"),
             "user_embedding": F.lit(None).cast("binary"),
         }
     return columns

@@ -12,7 +12,7 @@ from jobs.common.tables import Tables
 def log_before(
     tables: Tables, as_of: datetime, hours: float | None = None, read_at: datetime | None = None
 ) -> DataFrame:
-    """ranking_log rows with event_time in [as_of - hours, as_of) that had arrived by as_of; all earlier ones without hours.
+    """ranking_log rows with event_time in [as_of - hours, as_of), or any before as_of, that had arrived by as_of.
 
     read_at, when given, is the (later) time of the run that reads: a trainer that replays an earlier as_of also sees
     rows that an ingest after as_of brought in, if they had arrived by as_of (a log loaded at once is one late slice).
@@ -21,7 +21,8 @@ def log_before(
     """
     rows = tables.read("ranking_log").where(
         (F.col("slice") <= slice_of(read_at or as_of))
-        & (F.col("event_time") < ts(as_of)) & (F.col("arrived_at") <= ts(as_of))
+        & (F.col("event_time") < ts(as_of))
+        & (F.col("arrived_at") <= ts(as_of))
     )
     if hours is not None:
         start = as_of - timedelta(hours=hours)
@@ -73,5 +74,7 @@ def fresh_pair_embeddings(tables: Tables, as_of: datetime, hours: float, model_v
 
 def embedded_pairs(tables: Tables, after: datetime, until: datetime) -> DataFrame:
     """user_id, item_id, as_of of what the runs in (after, until] embedded, whatever the model version; no vectors."""
-    rows = tables.read("pair_embeddings").where((F.col("slice") > slice_of(after)) & (F.col("slice") <= slice_of(until)))
+    rows = tables.read("pair_embeddings").where(
+        (F.col("slice") > slice_of(after)) & (F.col("slice") <= slice_of(until))
+    )
     return rows.select("user_id", "item_id", "as_of")

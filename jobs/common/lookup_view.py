@@ -64,19 +64,36 @@ def _sample(snapshot: Snapshot) -> tuple[np.ndarray, np.ndarray]:
     users = [MappedTable.open(snapshot.folder, snapshot.manifest, USERS, shard) for shard in snapshot.shards[:4]]
     pair_users = np.concatenate([table.columns["user_id"][:SAMPLE_USERS] for table in pairs])
     pair_items = np.concatenate([table.columns["item_id"][:SAMPLE_USERS] for table in pairs])
-    by_tier = [table.columns["user_id"][np.flatnonzero(table.columns["tier"] == tier)[:SAMPLE_USERS // 4]]
-               for table in users for tier in np.unique(table.columns["tier"])]
+    by_tier = [
+        table.columns["user_id"][np.flatnonzero(table.columns["tier"] == tier)[: SAMPLE_USERS // 4]]
+        for table in users
+        for tier in np.unique(table.columns["tier"])
+    ]
     some_users = np.concatenate([*by_tier, pair_users[:0]])
     some_items = np.unique(pair_items)[:SAMPLE_ITEMS] if len(pair_items) else np.zeros(1, np.int64)
     unknown = np.iinfo(np.int64).min + 1
-    return (np.concatenate([pair_users, np.repeat(some_users, len(some_items)), [unknown]]),
-            np.concatenate([pair_items, np.tile(some_items, len(some_users)), some_items[:1]]))
+    return (
+        np.concatenate([pair_users, np.repeat(some_users, len(some_items)), [unknown]]),
+        np.concatenate([pair_items, np.tile(some_items, len(some_users)), some_items[:1]]),
+    )
 
 
-def _print(snapshot: Snapshot, moment: datetime, users: Sequence[int], items: Sequence[int], answer: Lookup, values: int,
-           console: Console) -> None:
-    table = Table("user", "item", "tier", title=f"snapshot {snapshot.snapshot_id}, asked at {moment:%Y-%m-%d %H:%M} UTC",
-                  title_justify="left")
+def _print(
+    snapshot: Snapshot,
+    moment: datetime,
+    users: Sequence[int],
+    items: Sequence[int],
+    answer: Lookup,
+    values: int,
+    console: Console,
+) -> None:
+    table = Table(
+        "user",
+        "item",
+        "tier",
+        title=f"snapshot {snapshot.snapshot_id}, asked at {moment:%Y-%m-%d %H:%M} UTC",
+        title_justify="left",
+    )
     for name in ("age", "similarity", f"vector (first {min(values, snapshot.dim)} of {snapshot.dim})"):
         table.add_column(name, justify="right")
     for place, tier in enumerate(answer.tier_names):

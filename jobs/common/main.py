@@ -21,7 +21,7 @@ def default_config_files() -> list[Path]:
 
 
 def explain(error: Exception) -> int:
-    """Prints what went wrong, one clear line first, and returns the exit code: 2 for the user's mistakes, 1 for the rest."""
+    """Prints what went wrong, one clear line first. Returns the exit code: 2 for user errors, 1 for the rest."""
     if isinstance(error, UserError):
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -36,17 +36,32 @@ def explain(error: Exception) -> int:
 def main(job: str, argv: Sequence[str] | None = None) -> None:
     """Entry point of a job file. `--help` answers without starting Spark."""
     module = job_module(job)
-    lines = [f"  {job}.{name} = {info.default!r}" + (f"  {info.description}" if info.description else "")
-             for name, info in module.Settings.model_fields.items()]
+    lines = [
+        f"  {job}.{name} = {info.default!r}" + (f"  {info.description}" if info.description else "")
+        for name, info in module.Settings.model_fields.items()
+    ]
     parser = argparse.ArgumentParser(
-        prog=f"jobs/{job}.py", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog=f"jobs/{job}.py",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="settings:\n" + ("\n".join(lines) or "  none"),
     )
     parser.add_argument("--as-of", required=True, metavar="TIME", help="logical time with a zone: 2026-01-03T06:00:00Z")
-    parser.add_argument("--config", action="append", default=[], metavar="FILE",
-                        help="TOML file; repeat to layer (default: conf/local.toml)")
-    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE",
-                        help="override one setting; repeatable")
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="TOML file; repeat to layer (default: conf/local.toml)",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        metavar="SECTION.KEY=VALUE",
+        help="override one setting; repeatable",
+    )
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("py4j").setLevel(logging.ERROR)

@@ -27,6 +27,8 @@ def require_model(config: Config, kind: str, as_of: datetime) -> Path:
     """latest_model, or a UserError that names the job to run."""
     found = latest_model(config, kind, as_of)
     if found is None:
-        raise UserError(f"no {kind} model was trained at or before {as_of.isoformat()} below "
-                        f"{config.path('models', kind)}; run train_{kind} first")
+        raise UserError(
+            f"no {kind} model was trained at or before {as_of.isoformat()} below "
+            f"{config.path('models', kind)}; run train_{kind} first"
+        )
     return found

@@ -174,9 +174,7 @@ def _ledger(tables: Tables, slices: int) -> Rows:
 
 
 def _forecast(tables: Tables, ledger: Rows) -> Rows:
-    names = {tables.last_slice("score_histogram"), *([slice_of(ledger[-1]["predicted_at"])] if ledger else [])} - {
-        None
-    }
+    names = {tables.last_slice("score_histogram"), *([slice_of(ledger[-1]["predicted_at"])] if ledger else [])} - {None}
     return (
         _collect(
             tables.read("score_histogram")
@@ -244,9 +242,7 @@ def _similarities(tables: Tables) -> Rows:
         else _collect(
             tables.read("user_neighbors")
             .where((F.col("slice") == last) & (F.size("neighbors") > 0))
-            .withColumn(
-                "bucket", F.least(F.round(F.floor(nearest / SIMILARITY_STEP + 1e-6) * SIMILARITY_STEP, 2), top)
-            )
+            .withColumn("bucket", F.least(F.round(F.floor(nearest / SIMILARITY_STEP + 1e-6) * SIMILARITY_STEP, 2), top))
             .groupBy("bucket")
             .agg(F.count("*").alias("users"))
             .orderBy("bucket")
@@ -304,9 +300,7 @@ def _jobs(tables: Tables) -> Rows:
             F.sum("rows_rejected").alias("sum_rejected"),
             last.alias("last"),
         )
-        .select(
-            "job", "runs", "failed", "mean_seconds", "total_seconds", "sum_in", "sum_out", "sum_rejected", "last.*"
-        )
+        .select("job", "runs", "failed", "mean_seconds", "total_seconds", "sum_in", "sum_out", "sum_rejected", "last.*")
         .orderBy("job")
     )
 
@@ -326,9 +320,7 @@ def _rejected(tables: Tables) -> Rows:
     return _collect(
         tables.read("rejected_rows")
         .groupBy("source", "reason")
-        .agg(
-            F.count("*").alias("rows"), F.count_distinct("slice").alias("slices"), F.max("slice").alias("last_slice")
-        )
+        .agg(F.count("*").alias("rows"), F.count_distinct("slice").alias("slices"), F.max("slice").alias("last_slice"))
         .orderBy(F.desc("rows"), "source", "reason")
         .limit(REASONS_SHOWN)
     )

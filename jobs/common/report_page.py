@@ -48,9 +48,7 @@ def table(
     caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1, open: bool = False
 ) -> TableView:
     """A table whose first `words` columns are text and the rest numbers."""
-    return TableView(
-        caption, tuple(columns), [tuple(row) for row in rows], frozenset(range(words, len(columns))), open
-    )
+    return TableView(caption, tuple(columns), [tuple(row) for row in rows], frozenset(range(words, len(columns))), open)
 
 
 def ratio(part: float | None, whole: float | None) -> float | None:

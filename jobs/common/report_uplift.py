@@ -131,8 +131,7 @@ def uplift(data: ReportData) -> Section:
         seeds = max(row["seeds"] for row in rows)
         section.tables.append(
             _figures(
-                f"Figures on {dataset}, evaluation {rows[0]['evaluation_id']}"
-                + (f", {seeds} seeds" if seeds else ""),
+                f"Figures on {dataset}, evaluation {rows[0]['evaluation_id']}" + (f", {seeds} seeds" if seeds else ""),
                 rows,
             )
         )
@@ -150,9 +149,7 @@ def coverage_gain(data: ReportData) -> Section:
         job="evaluate_uplift",
     )
     for dataset, rows in _of_sweep(data, "coverage").items():
-        metric = next(
-            (name for name in ("rll", "ne", "log_loss") if any(row["metric"] == name for row in rows)), None
-        )
+        metric = next((name for name in ("rll", "ne", "log_loss") if any(row["metric"] == name for row in rows)), None)
         series, band = [], {}
         drawn = [
             row
@@ -160,9 +157,7 @@ def coverage_gain(data: ReportData) -> Section:
             if row["metric"] == metric and row["value"] is not None and _as_number(row["setting"]) is not None
         ]
         for place, name in enumerate(sorted({_name(row) for row in drawn})[: len(charts.SERIES)]):
-            line = sorted(
-                (row for row in drawn if _name(row) == name), key=lambda row: _setting_order(row["setting"])
-            )
+            line = sorted((row for row in drawn if _name(row) == name), key=lambda row: _setting_order(row["setting"]))
             shares = [_as_number(row["setting"]) or 0.0 for row in line]
             series.append((name, charts.SERIES[place], "solid", shares, [row["value"] for row in line]))
             if all(row["ci_low"] is not None and row["ci_high"] is not None for row in line):

@@ -56,8 +56,14 @@ def first_kept_slice(
 
 
 def removable_snapshots(
-    names: Sequence[str], current: str | None, pinned: Collection[str], leased: Collection[str], as_of: datetime, *,
-    keep: int, days: float,
+    names: Sequence[str],
+    current: str | None,
+    pinned: Collection[str],
+    leased: Collection[str],
+    as_of: datetime,
+    *,
+    keep: int,
+    days: float,
 ) -> list[str]:
     """The snapshots that nobody needs, oldest first.
 

@@ -41,9 +41,7 @@ class Run:
 
     def stamp(self, frame: DataFrame) -> DataFrame:
         """Adds slice, as_of and run_id."""
-        return frame.withColumns(
-            {"slice": F.lit(self.slice), "as_of": ts(self.as_of), "run_id": F.lit(self.run_id)}
-        )
+        return frame.withColumns({"slice": F.lit(self.slice), "as_of": ts(self.as_of), "run_id": F.lit(self.run_id)})
 
     def write(self, frame: DataFrame, table: str) -> int:
         """Replaces this run's slice of a table by frame (without slice, as_of, run_id). Returns the rows written."""
@@ -67,8 +65,9 @@ class Run:
         quality = self.config.quality
         if total >= quality.min_rows_for_rate and rejected > quality.max_reject_rate * total:
             raise RunFailed(
-                f"{self.job} {self.slice}: {rejected} of {total} rows were rejected, more than quality.max_reject_rate = "
-                f"{quality.max_reject_rate}; nothing was published; see rejected_rows where source = '{self.job}'"
+                f"{self.job} {self.slice}: {rejected} of {total} rows were rejected, more than "
+                f"quality.max_reject_rate = {quality.max_reject_rate}; nothing was published; "
+                f"see rejected_rows where source = '{self.job}'"
             )
 
 
@@ -113,8 +112,15 @@ def execute(job: str, spark: SparkSession, config: Config, as_of: datetime) -> O
         raise
     seconds = time.monotonic() - clock
     _record(run, "succeeded", started_at, seconds, report, None)
-    log.info("%s %s: %s in, %s out, %s rejected, %.1f s", job, run.slice, report.rows_in, report.rows_out,
-             report.rows_rejected, seconds)
+    log.info(
+        "%s %s: %s in, %s out, %s rejected, %.1f s",
+        job,
+        run.slice,
+        report.rows_in,
+        report.rows_out,
+        report.rows_rejected,
+        seconds,
+    )
     return Outcome(run.run_id, job, run.slice, seconds, report)
 
 
@@ -125,8 +131,12 @@ def finished_runs(spark: SparkSession, config: Config) -> tuple[set[tuple[str, s
     driver of a series needs the lists.
     """
     rows = (
-        Tables(spark, config.path("tables")).read("job_runs").where(F.col("status") == "succeeded")
-        .groupBy("job", "slice").agg(F.max(F.col("config_hash") == config.hash).alias("same_config")).collect()
+        Tables(spark, config.path("tables"))
+        .read("job_runs")
+        .where(F.col("status") == "succeeded")
+        .groupBy("job", "slice")
+        .agg(F.max(F.col("config_hash") == config.hash).alias("same_config"))
+        .collect()
     )
     return {(row.job, row.slice) for row in rows}, {(row.job, row.slice) for row in rows if row.same_config}
 
@@ -137,8 +147,19 @@ def _one_line(error: BaseException) -> str:
 
 def _record(run: Run, status: str, started_at: datetime, seconds: float, report: Report, error: str | None) -> None:
     row = (
-        run.run_id, run.job, run.slice, run.as_of, status, run.config.hash, report.rows_in, report.rows_out,
-        report.rows_rejected, started_at, seconds, error, {key: float(value) for key, value in report.metrics.items()},
+        run.run_id,
+        run.job,
+        run.slice,
+        run.as_of,
+        status,
+        run.config.hash,
+        report.rows_in,
+        report.rows_out,
+        report.rows_rejected,
+        started_at,
+        seconds,
+        error,
+        {key: float(value) for key, value in report.metrics.items()},
     )
     try:
         frame = run.spark.createDataFrame([row], spark_schema(TABLES["job_runs"]))

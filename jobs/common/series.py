@@ -73,7 +73,7 @@ def run_series(
     skip: set[tuple[str, str]],
     on_step: Callable[[int, Step, Outcome | None], None] = lambda *_: None,
 ) -> Iterator[Outcome]:
-    """Executes the steps in order, leaving out (job, slice) in skip. Stops at the first error, which goes to the caller."""
+    """Executes the steps in order, leaving out (job, slice) in skip. The first error ends it and goes to the caller."""
     for number, step in enumerate(steps):
         if (step.job, slice_of(step.as_of)) in skip:
             on_step(number, step, None)

@@ -35,7 +35,7 @@ def build_session(config: Config, app_name: str) -> SparkSession:
     spark_config = config.spark
     threads = str(spark_config.task_cpus)
     builder = SparkSession.builder.appName(app_name)
-    # spark-submit hands its own conf to the JVM before Python starts; pyspark then finds the gateway in the environment.
+    # spark-submit hands its own conf to the JVM before Python starts; pyspark finds the gateway in the environment.
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers run in this environment, activated or not
@@ -43,7 +43,9 @@ def build_session(config: Config, app_name: str) -> SparkSession:
         jars = delta_jars(config)
         builder = builder.config("spark.jars", jars) if jars else builder.config("spark.jars.packages", DELTA_PACKAGE)
         builder = builder.config("spark.ui.enabled", "false").config("spark.driver.host", "127.0.0.1")
-        builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.ui.showConsoleProgress", "false")
+        builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config(
+            "spark.ui.showConsoleProgress", "false"
+        )
     settings = {
         "spark.sql.extensions": DELTA_EXTENSION,
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -65,8 +67,10 @@ def build_session(config: Config, app_name: str) -> SparkSession:
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     if DELTA_EXTENSION not in (spark.conf.get("spark.sql.extensions") or ""):
-        raise UserError(f"the Spark session has no Delta Lake; submit with --properties-file conf/spark-local.conf or "
-                        f"--packages {DELTA_PACKAGE} --conf spark.sql.extensions={DELTA_EXTENSION}")
+        raise UserError(
+            f"the Spark session has no Delta Lake; submit with --properties-file conf/spark-local.conf or "
+            f"--packages {DELTA_PACKAGE} --conf spark.sql.extensions={DELTA_EXTENSION}"
+        )
     spark.sparkContext.setLogLevel("ERROR")
     register_functions(spark)
     return spark
@@ -76,11 +80,12 @@ def register_functions(spark: SparkSession) -> None:
     """Registers `unpack_embedding(embedding, codec)` for SQL users: array<float> from the stored binary."""
     import pandas as pd
 
-    @F.pandas_udf("array<float>")
     def unpack_embedding(embedding: pd.Series, codec: pd.Series) -> pd.Series:
         from solaris_udf.codec import decode
 
-        values = [None if packed is None else decode([packed], kind)[0] for packed, kind in zip(embedding, codec, strict=True)]
+        values = [
+            None if packed is None else decode([packed], kind)[0] for packed, kind in zip(embedding, codec, strict=True)
+        ]
         return pd.Series(values, dtype=object)
 
-    spark.udf.register("unpack_embedding", unpack_embedding)
+    spark.udf.register("unpack_embedding", F.pandas_udf(unpack_embedding, "array<float>"))  # type: ignore[attr-defined,call-overload,unused-ignore]

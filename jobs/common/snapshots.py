@@ -78,10 +78,19 @@ def list_all(root: str | Path) -> list[SnapshotInfo]:
         except SnapshotError as error:
             found.append(SnapshotInfo(name, is_live, is_pinned, fault=str(error)))
             continue
-        found.append(SnapshotInfo(
-            name, is_live, is_pinned, from_micros(manifest.as_of_micros), manifest.model_version, manifest.pairs,
-            manifest.users_own, manifest.users_neighbor, manifest.total_bytes,
-        ))
+        found.append(
+            SnapshotInfo(
+                name,
+                is_live,
+                is_pinned,
+                from_micros(manifest.as_of_micros),
+                manifest.model_version,
+                manifest.pairs,
+                manifest.users_own,
+                manifest.users_neighbor,
+                manifest.total_bytes,
+            )
+        )
     return found
 
 
@@ -89,22 +98,35 @@ def list_all(root: str | Path) -> list[SnapshotInfo]:
 def inspect(root: str | Path, snapshot_id: str | None = None) -> dict[str, Any]:
     """The figures of one snapshot (the live one by default), as they stand in its manifest, without the file list."""
     _, manifest = find_snapshot(Path(root), snapshot_id)
-    return {**describe(manifest), "live": manifest.snapshot_id == _current_or_none(LocalStorage(root)),
-            "pinned": manifest.snapshot_id in pinned(root)}
+    return {
+        **describe(manifest),
+        "live": manifest.snapshot_id == _current_or_none(LocalStorage(root)),
+        "pinned": manifest.snapshot_id in pinned(root),
+    }
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
     """A manifest in words a person reads."""
     policy = manifest.policy
     return {
-        "snapshot_id": manifest.snapshot_id, "as_of": from_micros(manifest.as_of_micros).isoformat(),
-        "model_version": manifest.model_version, "dim": manifest.dim, "codec": manifest.codec,
+        "snapshot_id": manifest.snapshot_id,
+        "as_of": from_micros(manifest.as_of_micros).isoformat(),
+        "model_version": manifest.model_version,
+        "dim": manifest.dim,
+        "codec": manifest.codec,
         "shards": manifest.shards,
-        "pairs": manifest.pairs, "users_own": manifest.users_own, "users_neighbor": manifest.users_neighbor,
-        "bytes": manifest.total_bytes, "files": len(manifest.files), "mean_norm": manifest.mean_norm,
-        "tiers": list(policy.order), "ttl_hours": policy.ttl_micros / 3.6e9,
-        "max_user_age_hours": policy.max_user_age_micros / 3.6e9, "min_similarity": policy.min_similarity,
-        "neighbors": manifest.neighbors, "longest_bucket": max(file.longest_bucket for file in manifest.files),
+        "pairs": manifest.pairs,
+        "users_own": manifest.users_own,
+        "users_neighbor": manifest.users_neighbor,
+        "bytes": manifest.total_bytes,
+        "files": len(manifest.files),
+        "mean_norm": manifest.mean_norm,
+        "tiers": list(policy.order),
+        "ttl_hours": policy.ttl_micros / 3.6e9,
+        "max_user_age_hours": policy.max_user_age_micros / 3.6e9,
+        "min_similarity": policy.min_similarity,
+        "neighbors": manifest.neighbors,
+        "longest_bucket": max(file.longest_bucket for file in manifest.files),
     }
 
 
@@ -188,8 +210,12 @@ def gc(root: str | Path, keep: int, protect: Collection[str] = (), dry_run: bool
         kept = {*names[-keep:], *pinned(root), *leased_snapshots(Path(root), names, LEASE_HOURS), *protect}
         kept |= {name for name in names if live is not None and name >= live}
         doomed = [name for name in names if name not in kept]
-        leftovers = [name for name in storage.folders() if name.startswith((STAGING_PREFIX, ".removed-"))
-                     and time.time() - (Path(root) / name).stat().st_mtime > ABANDONED_AFTER_HOURS * 3600]
+        leftovers = [
+            name
+            for name in storage.folders()
+            if name.startswith((STAGING_PREFIX, ".removed-"))
+            and time.time() - (Path(root) / name).stat().st_mtime > ABANDONED_AFTER_HOURS * 3600
+        ]
         if not dry_run:
             for name in [*doomed, *leftovers]:
                 storage.remove_folder(name)

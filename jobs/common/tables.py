@@ -1,6 +1,7 @@
 """Delta tables: created with their constraints and comments, checked against their schema, written slice by slice."""
 
 from datetime import datetime
+from typing import cast
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
@@ -82,7 +83,10 @@ class Tables:
         where = " AND ".join(f"{column} = '{value}'" for column, value in partition.items())
         (
             frame.select(*table.column_names)
-            .write.format("delta").mode("overwrite").option("replaceWhere", where).save(self.path(name))
+            .write.format("delta")
+            .mode("overwrite")
+            .option("replaceWhere", where)
+            .save(self.path(name))
         )
         return self.read(name).where(where).count()
 
@@ -101,7 +105,7 @@ class Tables:
 
 def spark_schema(table: Table) -> StructType:
     """The table's columns as a Spark schema."""
-    return StructType.fromDDL(table.ddl)
+    return cast(StructType, StructType.fromDDL(table.ddl))
 
 
 def check_schema(frame: DataFrame, table: Table) -> None:
@@ -112,7 +116,9 @@ def check_schema(frame: DataFrame, table: Table) -> None:
     expected = {field.name: field.dataType for field in spark_schema(table).fields}
     actual = {field.name: field.dataType for field in frame.schema.fields}
     faults = [f"missing column {name} {kind.simpleString()}" for name, kind in expected.items() if name not in actual]
-    faults += [f"unexpected column {name} {kind.simpleString()}" for name, kind in actual.items() if name not in expected]
+    faults += [
+        f"unexpected column {name} {kind.simpleString()}" for name, kind in actual.items() if name not in expected
+    ]
     for name in expected.keys() & actual.keys():
         faults += _type_differences(name, expected[name], actual[name])
     if faults:
@@ -132,7 +138,8 @@ def _type_differences(path: str, expected: DataType, actual: DataType) -> list[s
         return _type_differences(f"{path}[]", expected.elementType, actual.elementType)
     if isinstance(expected, MapType) and isinstance(actual, MapType):
         return _type_differences(f"{path}.key", expected.keyType, actual.keyType) + _type_differences(
-            f"{path}.value", expected.valueType, actual.valueType)
+            f"{path}.value", expected.valueType, actual.valueType
+        )
     if expected.typeName() != actual.typeName():
         return [f"{path} is {actual.simpleString()}, must be {expected.simpleString()} (cast it)"]
     return []

@@ -47,15 +47,21 @@ def choose_span(run: Run, start: datetime) -> Span:
     Raises UserError if there are no shown rows, or none that was served a vector.
     """
     time = f"[{start.isoformat()}, {run.as_of.isoformat()})"
-    versions = shown_rows(run.tables, start, run.as_of, run.config.window.hours).groupBy("model_version").agg(
-        F.count(F.lit(1)).alias("rows"), F.sum((F.col("tier") != "none").cast("bigint")).alias("served")).collect()
+    versions = (
+        shown_rows(run.tables, start, run.as_of, run.config.window.hours)
+        .groupBy("model_version")
+        .agg(F.count(F.lit(1)).alias("rows"), F.sum((F.col("tier") != "none").cast("bigint")).alias("served"))
+        .collect()
+    )
     total = sum(row.rows for row in versions)
     if not total:
         raise UserError(f"training_rows has no shown rows in {time}; run join_features for the slices of that time")
     served = [row for row in versions if row.model_version is not None and row.served]
     if not served:
-        raise UserError(f"none of the {total} shown rows in {time} was served a vector; "
-                        "run predict_pairs, embed_pairs and export_snapshot for the slices before them")
+        raise UserError(
+            f"none of the {total} shown rows in {time} was served a vector; "
+            "run predict_pairs, embed_pairs and export_snapshot for the slices before them"
+        )
     version = max(served, key=lambda row: (row.served, row.model_version)).model_version
     folder = model_of_version(run.config, version)
     if folder is not None:
@@ -108,7 +114,8 @@ def load_rows(
     starts = window_starts(run.tables, span.start, span.as_of, hours)
     rows = sampled(shown_rows(run.tables, span.start, span.as_of, hours), span.rows, max_rows)
     pairs = rows.groupBy("user_id", F.col("known_at").alias("at")).agg(
-        F.sort_array(F.collect_set("item_id")).alias("item_ids"))
+        F.sort_array(F.collect_set("item_id")).alias("item_ids")
+    )
     states = states_at(run.tables, pairs, min(starts), max(starts)).persist()
     try:
         frame = with_counters(rows, states, item_counts(run.tables, starts, counter_hours))
@@ -121,7 +128,8 @@ def load_rows(
         truth = run.config.path("raw", "world", "truth")
         if foundation and run.config.log.dataset == "world" and Path(truth).exists():
             chances = run.spark.read.parquet(truth).select(
-                "request_id", "item_id", F.col("click_probability").alias("truth"))
+                "request_id", "item_id", F.col("click_probability").alias("truth")
+            )
             frame = frame.join(chances, ["request_id", "item_id"], "left")
         else:
             frame = frame.withColumn("truth", unknown)

@@ -19,8 +19,16 @@ if TYPE_CHECKING:
     from solaris_udf.vertical_rows import Rows
 
 STATE = ("shown", "clicked", "requests", "scored_rows", "shown_rows", "clicked_rows")
-SERVED = ("tier", "age_seconds", "similarity", "embedding", "user_tier", "user_age_seconds", "user_similarity",
-          "user_embedding")
+SERVED = (
+    "tier",
+    "age_seconds",
+    "similarity",
+    "embedding",
+    "user_tier",
+    "user_age_seconds",
+    "user_similarity",
+    "user_embedding",
+)
 
 
 def shown_rows(tables: Tables, start: datetime, as_of: datetime, window_hours: float) -> DataFrame:
@@ -48,13 +56,16 @@ def states_at(tables: Tables, keys: DataFrame, first: datetime, last: datetime) 
     """
     histories = tables.read("user_histories").where(F.col("slice") <= slice_of(last))
     checkpoint = (
-        histories.where("checkpoint").where(F.col("slice") <= slice_of(first))
-        .agg(F.max("slice").alias("slice")).first()["slice"]  # type: ignore[index]
+        histories.where("checkpoint")
+        .where(F.col("slice") <= slice_of(first))
+        .agg(F.max("slice").alias("slice"))
+        .first()["slice"]  # type: ignore[index]
     )
     if checkpoint is not None:
         histories = histories.where(F.col("slice") >= checkpoint)
-    known = histories.select("user_id", F.col("as_of").alias("at"), F.struct(*STATE).alias("_state"),
-                             F.lit(0).alias("_asked"))
+    known = histories.select(
+        "user_id", F.col("as_of").alias("at"), F.struct(*STATE).alias("_state"), F.lit(0).alias("_asked")
+    )
     asked = keys.withColumn("_asked", F.lit(1))
     # At the same time the history comes first: a slice's history holds what happened before its as_of.
     order = Window.partitionBy("user_id").orderBy("at", "_asked").rowsBetween(Window.unboundedPreceding, 0)
@@ -66,7 +77,8 @@ def states_at(tables: Tables, keys: DataFrame, first: datetime, last: datetime) 
     kinds = {field.name: field.dataType for field in histories.select(*STATE).schema}
     empty = {name: F.array().cast(kinds[name]) if name in STATE[:2] else F.lit(0).cast("bigint") for name in STATE}
     return joined.withColumns({name: F.coalesce(F.col(f"_state.{name}"), empty[name]) for name in STATE}).drop(
-        "_state", "_asked")
+        "_state", "_asked"
+    )
 
 
 def item_counts(tables: Tables, times: Sequence[datetime], hours: float) -> DataFrame:
@@ -76,10 +88,20 @@ def item_counts(tables: Tables, times: Sequence[datetime], hours: float) -> Data
     moments = F.array(*(ts(moment) for moment in times))
     lower = F.lit(int(span / timedelta(microseconds=1)))
     log = tables.read("ranking_log").where(
-        (F.col("slice") > slice_of(first)) & (F.col("slice") <= slice_of(last)) & F.col("shown")
-        & (F.col("event_time") >= ts(first)) & (F.col("event_time") < ts(last)))
-    seen = F.filter(moments, lambda at: (F.col("event_time") < at) & (F.col("arrived_at") <= at)
-                    & (F.unix_micros(at) - F.unix_micros("event_time") <= lower))
+        (F.col("slice") > slice_of(first))
+        & (F.col("slice") <= slice_of(last))
+        & F.col("shown")
+        & (F.col("event_time") >= ts(first))
+        & (F.col("event_time") < ts(last))
+    )
+    seen = F.filter(
+        moments,
+        lambda at: (
+            (F.col("event_time") < at)
+            & (F.col("arrived_at") <= at)
+            & (F.unix_micros(at) - F.unix_micros("event_time") <= lower)
+        ),
+    )
     return (
         log.select("item_id", "clicked", F.explode(seen).alias("known_at"))
         .groupBy("item_id", "known_at")
@@ -89,10 +111,16 @@ def item_counts(tables: Tables, times: Sequence[datetime], hours: float) -> Data
 
 def with_counters(rows: DataFrame, states: DataFrame, counts: DataFrame) -> DataFrame:
     """rows (user_id, item_id, known_at, ...) with user_requests, user_shown, user_clicked, item_shown, item_clicked."""
-    user = states.select("user_id", F.col("at").alias("known_at"), F.col("requests").alias("user_requests"),
-                         F.col("shown_rows").alias("user_shown"), F.col("clicked_rows").alias("user_clicked"))
+    user = states.select(
+        "user_id",
+        F.col("at").alias("known_at"),
+        F.col("requests").alias("user_requests"),
+        F.col("shown_rows").alias("user_shown"),
+        F.col("clicked_rows").alias("user_clicked"),
+    )
     return (
-        rows.join(user, ["user_id", "known_at"], "left").join(counts, ["item_id", "known_at"], "left")
+        rows.join(user, ["user_id", "known_at"], "left")
+        .join(counts, ["item_id", "known_at"], "left")
         .fillna(0, ["user_requests", "user_shown", "user_clicked", "item_shown", "item_clicked"])
     )
 
@@ -123,10 +151,29 @@ def collect(frame: DataFrame, items: "ItemTable", model_version: str) -> Collect
 
     from solaris_udf.vertical_rows import Context, make_rows, surface_id
 
-    columns = ("request_id", "item_id", "user_id", "event_time", "surface", "clicked", "model_version", *SERVED,
-               "user_requests", "user_shown", "user_clicked", "item_shown", "item_clicked", "soft", "truth")
-    table = frame.select(*columns).toArrow().sort_by(
-        [("event_time", "ascending"), ("request_id", "ascending"), ("item_id", "ascending")]).combine_chunks()
+    columns = (
+        "request_id",
+        "item_id",
+        "user_id",
+        "event_time",
+        "surface",
+        "clicked",
+        "model_version",
+        *SERVED,
+        "user_requests",
+        "user_shown",
+        "user_clicked",
+        "item_shown",
+        "item_clicked",
+        "soft",
+        "truth",
+    )
+    table = (
+        frame.select(*columns)
+        .toArrow()
+        .sort_by([("event_time", "ascending"), ("request_id", "ascending"), ("item_id", "ascending")])
+        .combine_chunks()
+    )
 
     def ints(*names: str) -> Any:
         return np.stack([table[name].to_numpy() for name in names], axis=1)
@@ -137,9 +184,12 @@ def collect(frame: DataFrame, items: "ItemTable", model_version: str) -> Collect
     event_time = table["event_time"].cast("int64").to_numpy()
     user_id = table["user_id"].to_numpy()
     context = Context(
-        user_id=user_id, item_id=table["item_id"].to_numpy(), event_time=event_time,
+        user_id=user_id,
+        item_id=table["item_id"].to_numpy(),
+        event_time=event_time,
         surface=surface_id(table["surface"].to_pylist()),
-        user_counts=ints("user_requests", "user_shown", "user_clicked"), item_counts=ints("item_shown", "item_clicked"),
+        user_counts=ints("user_requests", "user_shown", "user_clicked"),
+        item_counts=ints("item_shown", "item_clicked"),
     )
     label = table["clicked"].to_numpy(zero_copy_only=False).astype(np.float32)
     rows = make_rows(context, items, _lookup(table, model_version), label, floats("soft").astype(np.float32))
@@ -179,8 +229,12 @@ def _lookup(table: "pa.Table", model_version: str) -> Any:
             full[present] = found
         spread.append(full)
     return Lookup(
-        embedding=spread[0], tier=tier, age_seconds=numbers("age_seconds", np.int32, -1),
-        similarity=numbers("similarity", np.float32, 0), user_embedding=spread[1], user_tier=user_tier,
+        embedding=spread[0],
+        tier=tier,
+        age_seconds=numbers("age_seconds", np.int32, -1),
+        similarity=numbers("similarity", np.float32, 0),
+        user_embedding=spread[1],
+        user_tier=user_tier,
         user_age_seconds=numbers("user_age_seconds", np.int32, -1),
         user_similarity=numbers("user_similarity", np.float32, 0),
     )

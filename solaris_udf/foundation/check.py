@@ -81,11 +81,21 @@ def check_loaded(model: Model) -> list[Finding]:
         findings.append(_verdict("finite", not bad.any(), f"{bad.sum()} of 12 trial embeddings are not finite"))
     edges = np.array([-(2**63), 2**63 - 1, 0, -1, 2**53 + 1], dtype=np.int64)
     with_edges = {name: np.resize(edges, 12) if values.dtype == np.int64 else values for name, values in items.items()}
-    findings.append(_try("any id", lambda: bool(np.isfinite(run(users, index, with_edges)[0]).all()),
-                         "not finite for ids at the ends of int64"))
+    findings.append(
+        _try(
+            "any id",
+            lambda: bool(np.isfinite(run(users, index, with_edges)[0]).all()),
+            "not finite for ids at the ends of int64",
+        )
+    )
 
-    findings.append(_verdict("repeatable", np.array_equal(embedding, run(users, index, items)[0], equal_nan=True),
-                             "the same batch gave different embeddings; is dropout still on?"))
+    findings.append(
+        _verdict(
+            "repeatable",
+            np.array_equal(embedding, run(users, index, items)[0], equal_nan=True),
+            "the same batch gave different embeddings; is dropout still on?",
+        )
+    )
 
     def alone() -> bool:
         """Each user alone with one pair: other sizes (1 and 1), and no other user, pair or padding."""
@@ -101,8 +111,10 @@ def check_loaded(model: Model) -> list[Finding]:
     findings.append(_try("batch independence", alone, "an embedding depends on the other users or pairs of its batch"))
 
     def padded() -> bool:
-        wider = {name: np.pad(values, [(0, 0), (0, 8)]) if _is_sequence(model, name) else values
-                 for name, values in users.items()}
+        wider = {
+            name: np.pad(values, [(0, 0), (0, 8)]) if _is_sequence(model, name) else values
+            for name, values in users.items()
+        }
         return np.allclose(run(wider, index, items)[0], embedding, atol=TOLERANCE, rtol=TOLERANCE, equal_nan=True)
 
     findings.append(_try("padding", padded, "an embedding depends on the padding of its sequences; use the mask"))
@@ -116,8 +128,9 @@ def _is_sequence(model: Model, name: str) -> bool:
 def _shapes(model: Model, embedding: Array, logits: Array, pairs: int) -> Finding:
     wanted = {"embedding": (pairs, model.description.embedding_dim), "logits": (pairs, len(model.description.heads))}
     found = {"embedding": embedding.shape, "logits": logits.shape}
-    wrong = [f"{name} is {list(found[name])}, must be {list(wanted[name])}" for name in wanted
-             if found[name] != wanted[name]]
+    wrong = [
+        f"{name} is {list(found[name])}, must be {list(wanted[name])}" for name in wanted if found[name] != wanted[name]
+    ]
     return _verdict("shapes", not wrong, "; ".join(wrong))
 
 

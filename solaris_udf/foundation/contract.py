@@ -61,8 +61,16 @@ def sha256_of(path: Path) -> str:
 
 
 def write_description(
-    folder: Path, *, name: str, embedding_dim: int, inputs: Sequence[str], heads: Sequence[str], dense: int = 0,
-    lengths: Mapping[str, int] | None = None, flops_per_user: float = 0.0, flops_per_pair: float = 0.0,
+    folder: Path,
+    *,
+    name: str,
+    embedding_dim: int,
+    inputs: Sequence[str],
+    heads: Sequence[str],
+    dense: int = 0,
+    lengths: Mapping[str, int] | None = None,
+    flops_per_user: float = 0.0,
+    flops_per_pair: float = 0.0,
 ) -> Description:
     """Hashes the programs in the folder and writes model.json, which makes it a model. Returns it, read back."""
     present = [file for file in (*SPLIT_FILES, *UNSPLIT_FILES) if (folder / file).is_file()]
@@ -71,8 +79,11 @@ def write_description(
         "name": name,
         "embedding_dim": embedding_dim,
         "inputs": [
-            {"name": feature.name, "dtype": feature.dtype,
-             "shape": [dense if axis == "dense" else axis for axis in feature.shape]}
+            {
+                "name": feature.name,
+                "dtype": feature.dtype,
+                "shape": [dense if axis == "dense" else axis for axis in feature.shape],
+            }
             for feature in check_names(inputs)
         ],
         "lengths": {sequence: (lengths or {}).get(sequence, DEFAULT_LENGTH) for sequence in SEQUENCES},
@@ -136,7 +147,10 @@ def parse_description(raw: bytes, place: str) -> Description:
             name=_text(content["name"], "name"),
             version=hashlib.sha256(raw).hexdigest()[:12],
             embedding_dim=_count(content["embedding_dim"], "embedding_dim"),
-            inputs=inputs, lengths=lengths, dense=dense, heads=heads,
+            inputs=inputs,
+            lengths=lengths,
+            dense=dense,
+            heads=heads,
             flops_per_user=_cost(content["flops_per_user"], "flops_per_user"),
             flops_per_pair=_cost(content["flops_per_pair"], "flops_per_pair"),
             files=files,

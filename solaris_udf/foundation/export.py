@@ -22,8 +22,15 @@ _TRACE_LENGTHS = {"clicked": 16, "shown": 24}
 
 
 def export_split_model(
-    user_encoder: Any, pair_head: Any, folder: str | Path, *, name: str, inputs: Sequence[str],
-    heads: Sequence[str], dense: int = 0, lengths: Mapping[str, int] | None = None,
+    user_encoder: Any,
+    pair_head: Any,
+    folder: str | Path,
+    *,
+    name: str,
+    inputs: Sequence[str],
+    heads: Sequence[str],
+    dense: int = 0,
+    lengths: Mapping[str, int] | None = None,
 ) -> Description:
     """Writes two modules as a model folder and returns its description.
 
@@ -38,7 +45,13 @@ def export_split_model(
 
 
 def export_unsplit_model(
-    pair_model: Any, folder: str | Path, *, name: str, inputs: Sequence[str], heads: Sequence[str], dense: int = 0,
+    pair_model: Any,
+    folder: str | Path,
+    *,
+    name: str,
+    inputs: Sequence[str],
+    heads: Sequence[str],
+    dense: int = 0,
     lengths: Mapping[str, int] | None = None,
 ) -> Description:
     """export_split_model for a model that can't be split: forward(users, user_index, items) -> (embedding, logits).
@@ -49,8 +62,14 @@ def export_unsplit_model(
 
 
 def _export(
-    modules: list[Any], files: Sequence[str], folder: Path, name: str, inputs: Sequence[str], heads: Sequence[str],
-    dense: int, lengths: Mapping[str, int] | None,
+    modules: list[Any],
+    files: Sequence[str],
+    folder: Path,
+    name: str,
+    inputs: Sequence[str],
+    heads: Sequence[str],
+    dense: int,
+    lengths: Mapping[str, int] | None,
 ) -> Description:
     import torch
 
@@ -63,8 +82,11 @@ def _export(
         def tensors(arrays: Mapping[str, Any]) -> dict[str, Any]:
             return {key: torch.from_numpy(value) for key, value in arrays.items()}
 
-        return (tensors(trial_users(features, users, sizes)), torch.arange(pairs) % users,
-                tensors(trial_items(features, pairs, dense)))
+        return (
+            tensors(trial_users(features, users, sizes)),
+            torch.arange(pairs) % users,
+            tensors(trial_items(features, pairs, dense)),
+        )
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / DESCRIPTION_FILE).unlink(missing_ok=True)
@@ -81,8 +103,15 @@ def _export(
         first = modules[0](users) if len(modules) == 2 else users
         per_pair = _flops(modules[-1], (first, user_index, items)) / 4
     return write_description(
-        folder, name=name, embedding_dim=dim, inputs=inputs, heads=heads, dense=dense, lengths=lengths,
-        flops_per_user=per_user, flops_per_pair=max(per_pair, 1.0),
+        folder,
+        name=name,
+        embedding_dim=dim,
+        inputs=inputs,
+        heads=heads,
+        dense=dense,
+        lengths=lengths,
+        flops_per_user=per_user,
+        flops_per_pair=max(per_pair, 1.0),
     )
 
 

@@ -23,10 +23,16 @@ from solaris_udf.foundation.users import Array, Users, item_inputs, padded_lengt
 log = logging.getLogger("solaris")
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
-OUTPUT = pa.schema([
-    ("user_id", pa.int64()), ("at", TIMESTAMP), ("item_id", pa.int64()), ("embedding", pa.binary()),
-    ("reason", pa.string()), ("logits", pa.list_(pa.float32())),
-])
+OUTPUT = pa.schema(
+    [
+        ("user_id", pa.int64()),
+        ("at", TIMESTAMP),
+        ("item_id", pa.int64()),
+        ("embedding", pa.binary()),
+        ("reason", pa.string()),
+        ("logits", pa.list_(pa.float32())),
+    ]
+)
 OUTPUT_DDL = "user_id BIGINT, at TIMESTAMP, item_id BIGINT, embedding BINARY, reason STRING, logits ARRAY<FLOAT>"
 NOT_FINITE = "embedding is not finite"
 NULL_ITEM = "item_id is null"
@@ -49,7 +55,12 @@ class Limits:
 
 
 def embed_batches(
-    batches: Iterable[pa.RecordBatch], model: Model, items: ItemTable, *, codec: str = "float16", logits: bool = False,
+    batches: Iterable[pa.RecordBatch],
+    model: Model,
+    items: ItemTable,
+    *,
+    codec: str = "float16",
+    logits: bool = False,
     limits: Limits | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yields OUTPUT rows, one for each (row, item id) of the input, in no particular order.
@@ -92,8 +103,10 @@ class _Worker:
         self.user_names = description.names("user")
         self.item_names = description.names("item")
         if description.dense and description.dense != self.items.dense_width:
-            raise ModelError(f"model {description.name} wants {description.dense} dense features an item, "
-                             f"the item table has {self.items.dense_width}")
+            raise ModelError(
+                f"model {description.name} wants {description.dense} dense features an item, "
+                f"the item table has {self.items.dense_width}"
+            )
 
     def embed(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         users = read_users(batch, self.model.description.lengths, self.items)
@@ -153,8 +166,10 @@ class _Worker:
                 raise
             return None
         if embedding.ndim != 2 or len(embedding) != len(owner) or len(logits) != len(owner):
-            raise ModelError(f"model {self.model.description.name} gave embeddings {embedding.shape} and logits "
-                             f"{logits.shape} for {len(owner)} pairs")
+            raise ModelError(
+                f"model {self.model.description.name} gave embeddings {embedding.shape} and logits "
+                f"{logits.shape} for {len(owner)} pairs"
+            )
         return embedding, logits
 
     def _rows(self, user_id: Int64, at: Int64, item_id: Int64, embedding: Array, logits: Array) -> pa.RecordBatch:
@@ -167,11 +182,17 @@ class _Worker:
                 stored = embedding.astype(np.float16) if self.codec == "float16" else embedding
             good = np.isfinite(stored).all(axis=1)
             reason = NOT_FINITE
-        return pa.record_batch([
-            pa.array(user_id), pa.array(at).cast(TIMESTAMP), pa.array(item_id), self._encoded(embedding, good),
-            pa.array(np.full(len(good), reason, dtype=object), mask=good, type=pa.string()),
-            _lists(logits) if self.logits else pa.nulls(len(good), OUTPUT.field("logits").type),
-        ], schema=OUTPUT)
+        return pa.record_batch(
+            [
+                pa.array(user_id),
+                pa.array(at).cast(TIMESTAMP),
+                pa.array(item_id),
+                self._encoded(embedding, good),
+                pa.array(np.full(len(good), reason, dtype=object), mask=good, type=pa.string()),
+                _lists(logits) if self.logits else pa.nulls(len(good), OUTPUT.field("logits").type),
+            ],
+            schema=OUTPUT,
+        )
 
     def _encoded(self, embedding: Array, good: npt.NDArray[np.bool_]) -> pa.Array:
         if good.all():
@@ -183,10 +204,17 @@ class _Worker:
 
     def _rejected(self, users: Users, owner: Int64) -> pa.RecordBatch:
         count = len(owner)
-        return pa.record_batch([
-            pa.array(users.user_id[owner]), pa.array(users.at[owner]).cast(TIMESTAMP), pa.nulls(count, pa.int64()),
-            pa.nulls(count, pa.binary()), pa.array([NULL_ITEM] * count), pa.nulls(count, OUTPUT.field("logits").type),
-        ], schema=OUTPUT)
+        return pa.record_batch(
+            [
+                pa.array(users.user_id[owner]),
+                pa.array(users.at[owner]).cast(TIMESTAMP),
+                pa.nulls(count, pa.int64()),
+                pa.nulls(count, pa.binary()),
+                pa.array([NULL_ITEM] * count),
+                pa.nulls(count, OUTPUT.field("logits").type),
+            ],
+            schema=OUTPUT,
+        )
 
 
 @dataclass(frozen=True)

@@ -89,15 +89,18 @@ def write_item_file(batches: Iterable[pa.RecordBatch], path: Path) -> None:
     values = pc.fill_null(features.flatten(), 0.0).to_numpy(zero_copy_only=False).astype(np.float32)
     dense[present] = values.reshape(-1, width) if width else dense[present]
     created = pc.fill_null(table["created_at"].cast(pa.int64()), int(UNKNOWN_TIME))
-    out = pa.record_batch({
-        "item_id": table["item_id"].combine_chunks(),
-        "category": pc.fill_null(table["category_id"], 0).combine_chunks(),
-        "advertiser": pc.fill_null(table["advertiser_id"], 0).combine_chunks(),
-        "created": created.combine_chunks(),
-        # from_arrays refuses a width of 0: items without dense features.
-        "dense": pa.FixedSizeListArray.from_buffers(
-            pa.list_(pa.float32(), width), len(table), [None], children=[pa.array(dense.reshape(-1))]),
-    })
+    out = pa.record_batch(
+        {
+            "item_id": table["item_id"].combine_chunks(),
+            "category": pc.fill_null(table["category_id"], 0).combine_chunks(),
+            "advertiser": pc.fill_null(table["advertiser_id"], 0).combine_chunks(),
+            "created": created.combine_chunks(),
+            # from_arrays refuses a width of 0: items without dense features.
+            "dense": pa.FixedSizeListArray.from_buffers(
+                pa.list_(pa.float32(), width), len(table), [None], children=[pa.array(dense.reshape(-1))]
+            ),
+        }
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, out.schema) as writer:
@@ -105,7 +108,12 @@ def write_item_file(batches: Iterable[pa.RecordBatch], path: Path) -> None:
     partial.replace(path)
 
 
-ITEM_SCHEMA = pa.schema([
-    ("item_id", pa.int64()), ("category_id", pa.int64()), ("advertiser_id", pa.int64()),
-    ("created_at", pa.timestamp("us", tz="UTC")), ("features", pa.list_(pa.float32())),
-])
+ITEM_SCHEMA = pa.schema(
+    [
+        ("item_id", pa.int64()),
+        ("category_id", pa.int64()),
+        ("advertiser_id", pa.int64()),
+        ("created_at", pa.timestamp("us", tz="UTC")),
+        ("features", pa.list_(pa.float32())),
+    ]
+)

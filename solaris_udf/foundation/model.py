@@ -32,7 +32,12 @@ Loader = Callable[[], Model]
 
 
 def load_model(
-    folder: str | Path, *, device: str = "cpu", threads: int = 0, half: bool = False, compiled: bool = False,
+    folder: str | Path,
+    *,
+    device: str = "cpu",
+    threads: int = 0,
+    half: bool = False,
+    compiled: bool = False,
     roots: Sequence[str | Path] | None = None,
 ) -> Model:
     """Verifies the folder, then loads its programs onto a device (cpu, cuda:0, ...).

@@ -13,8 +13,16 @@ from solaris_udf.foundation.training import Plan, Progress, Trained, silent, tra
 
 
 def train_files(
-    *, users: str, items: str, folder: str, plan: dict[str, Any], conversions: bool, mature_before: int,
-    threads: int = 0, progress: Progress | None = None, distributed: bool = False,
+    *,
+    users: str,
+    items: str,
+    folder: str,
+    plan: dict[str, Any],
+    conversions: bool,
+    mature_before: int,
+    threads: int = 0,
+    progress: Progress | None = None,
+    distributed: bool = False,
 ) -> Trained | None:
     """train() on the files at `users` (parquet, see read_samples) and `items`, with Plan(**plan).
 
@@ -32,11 +40,22 @@ def train_files(
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if cuda else "cpu"
     try:
         samples = read_samples(
-            users, ItemTable.open(items), {"clicked": size.clicked_length, "shown": size.shown_length},
-            conversions=conversions, mature_before=mature_before,
+            users,
+            ItemTable.open(items),
+            {"clicked": size.clicked_length, "shown": size.shown_length},
+            conversions=conversions,
+            mature_before=mature_before,
         )
-        return train(samples, made, Path(folder), name=f"reference-{made.size}", device=device,
-                     progress=progress or silent, rank=rank, workers=workers)
+        return train(
+            samples,
+            made,
+            Path(folder),
+            name=f"reference-{made.size}",
+            device=device,
+            progress=progress or silent,
+            rank=rank,
+            workers=workers,
+        )
     finally:
         if distributed:
             torch.distributed.destroy_process_group()

@@ -39,12 +39,22 @@ class Size:
 
 
 SIZES: dict[str, Size] = {
-    "tiny": Size(dim=16, heads=2, clicked_layers=1, shown_layers=1, hidden=32, buckets=512, clicked_length=16,
-                 shown_length=16),
-    "demo": Size(dim=32, heads=2, clicked_layers=2, shown_layers=1, hidden=64, buckets=4096, clicked_length=24,
-                 shown_length=16),
-    "large": Size(dim=256, heads=8, clicked_layers=6, shown_layers=4, hidden=512, buckets=1 << 20, clicked_length=50,
-                  shown_length=50),
+    "tiny": Size(
+        dim=16, heads=2, clicked_layers=1, shown_layers=1, hidden=32, buckets=512, clicked_length=16, shown_length=16
+    ),
+    "demo": Size(
+        dim=32, heads=2, clicked_layers=2, shown_layers=1, hidden=64, buckets=4096, clicked_length=24, shown_length=16
+    ),
+    "large": Size(
+        dim=256,
+        heads=8,
+        clicked_layers=6,
+        shown_layers=4,
+        hidden=512,
+        buckets=1 << 20,
+        clicked_length=50,
+        shown_length=50,
+    ),
 }
 
 
@@ -183,11 +193,16 @@ class PairHead(nn.Module):
         self.catalogue, self.heads, self.dense_width = catalogue, size.heads, dense
         self.dense = nn.Linear(dense, size.dim) if dense else None
         self.item_age = nn.Linear(1, size.dim)
-        self.tower = nn.Sequential(nn.LayerNorm(size.dim), nn.Linear(size.dim, size.dim), nn.GELU(),
-                                   nn.Linear(size.dim, size.dim))
+        self.tower = nn.Sequential(
+            nn.LayerNorm(size.dim), nn.Linear(size.dim, size.dim), nn.GELU(), nn.Linear(size.dim, size.dim)
+        )
         self.query = nn.Linear(size.dim, 2 * size.dim)
-        self.mlp = nn.Sequential(nn.Linear(8 * size.dim + _MATCHES, 2 * size.hidden), nn.GELU(),
-                                 nn.Linear(2 * size.hidden, size.hidden), nn.GELU())
+        self.mlp = nn.Sequential(
+            nn.Linear(8 * size.dim + _MATCHES, 2 * size.hidden),
+            nn.GELU(),
+            nn.Linear(2 * size.hidden, size.hidden),
+            nn.GELU(),
+        )
         # The wide part (Cheng et al. 2016): what an item and a user do on average, learned long before the rest.
         self.wide = nn.Embedding(size.buckets + 1, tasks)
         nn.init.zeros_(self.wide.weight)
@@ -207,8 +222,20 @@ class PairHead(nn.Module):
         clicked = self._attend(clicked_query, state, "clicked", index)
         shown = self._attend(shown_query, state, "shown", index)
         user, recent = state["user"].index_select(0, index), state["recent"].index_select(0, index)
-        features = torch.cat([item, user, clicked, shown, clicked * item, shown * item, user * item, recent * item,
-                              self._matches(state, index, items)], dim=-1)
+        features = torch.cat(
+            [
+                item,
+                user,
+                clicked,
+                shown,
+                clicked * item,
+                shown * item,
+                user * item,
+                recent * item,
+                self._matches(state, index, items),
+            ],
+            dim=-1,
+        )
         wide = self.wide(hashed(items["item_id"], self.wide.num_embeddings - 1))
         pair = torch.cat([self.mlp(features), wide, state["rate"].index_select(0, index)], dim=-1)
         return pair, self.logits(pair)
@@ -221,8 +248,12 @@ class PairHead(nn.Module):
             return tensor.index_select(0, index).view(pairs, length, self.heads, dim // self.heads).transpose(1, 2)
 
         query = query.view(pairs, 1, self.heads, dim // self.heads).transpose(1, 2)
-        seen = F.scaled_dot_product_attention(query, split(state[f"{name}_key"]), split(state[f"{name}_value"]),
-                                              attn_mask=state[f"{name}_seen"].index_select(0, index)[:, None, None, :])
+        seen = F.scaled_dot_product_attention(
+            query,
+            split(state[f"{name}_key"]),
+            split(state[f"{name}_value"]),
+            attn_mask=state[f"{name}_seen"].index_select(0, index)[:, None, None, :],
+        )
         return seen.reshape(pairs, dim)
 
     def _matches(self, state: Mapping[str, Tensor], index: Tensor, items: Mapping[str, Tensor]) -> Tensor:

@@ -93,25 +93,35 @@ def read_samples(
         return np.maximum(begin, end - length), end
 
     shown = Events(*window(start[user], first, lengths["shown"]), item_id, rows, time, clicked)
-    history = Events(*window(clicks_before[start[user]], clicks_before[first], lengths["clicked"]), item_id[clicked_at],
-                     rows[clicked_at], time[clicked_at], np.ones(len(clicked_at), dtype=bool))
+    history = Events(
+        *window(clicks_before[start[user]], clicks_before[first], lengths["clicked"]),
+        item_id[clicked_at],
+        rows[clicked_at],
+        time[clicked_at],
+        np.ones(len(clicked_at), dtype=bool),
+    )
 
     # Requests strictly before the entry, by one sort over (user, time) of both.
     request_owner = np.repeat(np.arange(len(request_sizes)), request_sizes)
     before = _count_before(request_owner, request["time"], user, time[first])
     scored_total = np.concatenate([[0], np.cumsum(request["scored"])])
     request_start = np.cumsum(request_sizes) - request_sizes
-    counts = np.stack([
-        before - request_start[user],
-        scored_total[before] - scored_total[request_start[user]],
-        first - start[user],
-        clicks_before[first] - clicks_before[start[user]],
-    ], axis=1)
+    counts = np.stack(
+        [
+            before - request_start[user],
+            scored_total[before] - scored_total[request_start[user]],
+            first - start[user],
+            clicks_before[first] - clicks_before[start[user]],
+        ],
+        axis=1,
+    )
     labels = [clicked.astype(np.float32)]
     if conversions:
         labels.append(np.where(clicked & (time < mature_before), event["converted"], np.nan).astype(np.float32))
     users = Users(
-        user_id=table["user_id"].to_numpy()[user], at=time[first], counts=np.log1p(counts).astype(np.float32),
+        user_id=table["user_id"].to_numpy()[user],
+        at=time[first],
+        counts=np.log1p(counts).astype(np.float32),
         events={"clicked": history, "shown": shown},
     )
     return Samples(users, np.cumsum(new) - 1, item_id, rows, np.stack(labels, axis=1), items)
@@ -127,8 +137,13 @@ def _flat(lists: pa.ChunkedArray) -> tuple[Int64, dict[str, Array]]:
 
 def _count_before(owner: Int64, time: Int64, query_owner: Int64, query_time: Int64) -> Int64:
     """How many (owner, time), sorted, stand before each query: its owner's earlier ones and all of smaller owners."""
-    order = np.lexsort((np.concatenate([np.ones(len(owner)), np.zeros(len(query_owner))]),
-                        np.concatenate([time, query_time]), np.concatenate([owner, query_owner])))
+    order = np.lexsort(
+        (
+            np.concatenate([np.ones(len(owner)), np.zeros(len(query_owner))]),
+            np.concatenate([time, query_time]),
+            np.concatenate([owner, query_owner]),
+        )
+    )
     is_event = order < len(owner)
     before = np.cumsum(is_event)
     found = np.empty(len(query_owner), dtype=np.int64)

@@ -70,8 +70,15 @@ def silent(steps: Iterable[Any], total: int, label: str) -> Iterator[Any]:
 
 
 def train(
-    samples: Samples, plan: Plan, folder: Path, *, name: str, device: str = "cpu", progress: Progress = silent,
-    rank: int = 0, workers: int = 1,
+    samples: Samples,
+    plan: Plan,
+    folder: Path,
+    *,
+    name: str,
+    device: str = "cpu",
+    progress: Progress = silent,
+    rank: int = 0,
+    workers: int = 1,
 ) -> Trained | None:
     """Trains, projects and exports to folder; returns what came of it (None on ranks other than 0).
 
@@ -80,8 +87,10 @@ def train(
     workers-th batch. Raises ValueError if there are no rows to train on.
     """
     inputs = tuple(feature for feature in INPUTS if feature != "item_dense" or samples.items.dense_width)
-    names = (tuple(key for key in inputs if not key.startswith("item_")),
-             tuple(key for key in inputs if key.startswith("item_")))
+    names = (
+        tuple(key for key in inputs if not key.startswith("item_")),
+        tuple(key for key in inputs if key.startswith("item_")),
+    )
     tasks = samples.labels.shape[1]
     training, validation = split_by_time(samples, plan.validation)
     if not len(training):
@@ -99,7 +108,12 @@ def train(
     baseline = baseline_ne(samples, training, validation)
     error = trainer.reconstruction(projection, validation)
     description = export_split_model(
-        model.encoder, ProjectedHead(model.head, projection), folder, name=name, inputs=inputs, heads=HEADS[:tasks],
+        model.encoder,
+        ProjectedHead(model.head, projection),
+        folder,
+        name=name,
+        inputs=inputs,
+        heads=HEADS[:tasks],
         dense=samples.items.dense_width,
         lengths={"clicked": SIZES[plan.size].clicked_length, "shown": SIZES[plan.size].shown_length},
     )
@@ -264,16 +278,22 @@ class _Trainer:
     def _fingerprint(self) -> dict[str, Any]:
         """What a checkpoint must agree with to be resumed."""
         sums = [int(self.samples.item_id.sum()), int(self.samples.users.at.sum())]
-        return {"plan": asdict(self.plan), "rows": len(self.samples), "sums": sums, "workers": self.workers,
-                "clicks": float(np.nansum(self.samples.labels))}
+        return {
+            "plan": asdict(self.plan),
+            "rows": len(self.samples),
+            "sums": sums,
+            "workers": self.workers,
+            "clicks": float(np.nansum(self.samples.labels)),
+        }
 
     def _save(self, optimizer: torch.optim.Optimizer, losses: list[float], best: dict[str, Tensor]) -> None:
         tensors = {f"model.{key}": value for key, value in _state_of(self.model).items()}
         tensors |= {f"best.{key}": value for key, value in best.items()}
         for place, state in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{place}.{key}": value.contiguous() for key, value in state.items()}
-        state_text = json.dumps({"epoch": self.epoch, "best_epoch": self.best_epoch, "losses": losses,
-                                 "fingerprint": self._fingerprint()})
+        state_text = json.dumps(
+            {"epoch": self.epoch, "best_epoch": self.best_epoch, "losses": losses, "fingerprint": self._fingerprint()}
+        )
         self.checkpoint.mkdir(parents=True, exist_ok=True)
         partial = self.checkpoint / ".partial"
         save_file({key: value.clone() for key, value in tensors.items()}, partial, metadata={"state": state_text})

@@ -39,8 +39,16 @@ def assigned_device() -> str:
 
 
 def embed_udf(
-    model_folder: str | Path, items_path: str | Path, *, codec: str = "float16", threads: int = 1, logits: bool = False,
-    limits: Limits | None = None, half: bool = True, compiled: bool = False, roots: Sequence[str | Path] | None = None,
+    model_folder: str | Path,
+    items_path: str | Path,
+    *,
+    codec: str = "float16",
+    threads: int = 1,
+    logits: bool = False,
+    limits: Limits | None = None,
+    half: bool = True,
+    compiled: bool = False,
+    roots: Sequence[str | Path] | None = None,
 ) -> EmbedFunction:
     """The function that embeds pairs with the model in a folder; see embed_batches for what it does.
 
@@ -64,8 +72,14 @@ def embed_udf(
 
 
 def embed_udf_of(
-    loader: Loader, items_path: str | Path, *, codec: str = "float16", threads: int = 1, logits: bool = False,
-    limits: Limits | None = None, key: str | None = None,
+    loader: Loader,
+    items_path: str | Path,
+    *,
+    codec: str = "float16",
+    threads: int = 1,
+    logits: bool = False,
+    limits: Limits | None = None,
+    key: str | None = None,
 ) -> EmbedFunction:
     """embed_udf for a model that a zero-argument loader makes on the worker. The key names it in the worker's cache."""
     name = key or uuid.uuid4().hex

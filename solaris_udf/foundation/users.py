@@ -108,8 +108,11 @@ def _events(lists: pa.Array, at: Int64, length: int, items: ItemTable) -> Events
     keep = before & (place >= known[owner] - length)
     item_id = flat.field("item_id").to_numpy(zero_copy_only=False).astype(np.int64, copy=False)[keep]
     names = [field.name for field in flat.type]
-    clicked = (np.asarray(flat.field("clicked").to_numpy(zero_copy_only=False), dtype=bool)[keep] if "clicked" in names
-               else np.ones(int(keep.sum()), dtype=bool))
+    clicked = (
+        np.asarray(flat.field("clicked").to_numpy(zero_copy_only=False), dtype=bool)[keep]
+        if "clicked" in names
+        else np.ones(int(keep.sum()), dtype=bool)
+    )
     ends = np.cumsum(np.bincount(owner[keep], minlength=len(sizes))).astype(np.int64)
     return Events(np.concatenate([[0], ends])[:-1], ends, item_id, items.rows_of(item_id), time[keep], clicked)
 

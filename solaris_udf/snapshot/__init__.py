@@ -1,7 +1,7 @@
 """The lookup snapshot: what online rankers read. Needs numpy and pyarrow only.
 
-    from solaris_udf.snapshot import Snapshot
-    answer = Snapshot.open("snapshots").lookup(user_ids, item_ids)
+from solaris_udf.snapshot import Snapshot
+answer = Snapshot.open("snapshots").lookup(user_ids, item_ids)
 """
 
 from solaris_udf.snapshot.counters import TierCounters

@@ -38,8 +38,12 @@ def diff(old: Snapshot, new: Snapshot) -> SnapshotDiff:
     changed counts vectors whose bytes differ (all of them if the codec or the dimensions do), recomputed those of
     another computed_at. Memory does not grow with the snapshots.
     """
-    return SnapshotDiff(old.snapshot_id, new.snapshot_id, _table(old.pairs, new.pairs, new.manifest.shards, True),
-                        _table(old.users, new.users, new.manifest.shards, False))
+    return SnapshotDiff(
+        old.snapshot_id,
+        new.snapshot_id,
+        _table(old.pairs, new.pairs, new.manifest.shards, True),
+        _table(old.users, new.users, new.manifest.shards, False),
+    )
 
 
 def _table(old: dict[int, MappedTable], new: dict[int, MappedTable], shards: int, is_pairs: bool) -> TableDiff:

@@ -37,21 +37,32 @@ def feature_block(lookup: Lookup, slots: Slots = "two") -> Float32:
     if lookup.user_embedding.shape[1] != lookup.embedding.shape[1]:
         raise ValueError("the lookup has no user vectors; look up with user_vectors=True or use slots='one'")
     pair = np.where(np.isin(lookup.tier, PAIR_TIERS), lookup.tier, np.uint8(NONE))
-    return np.concatenate([
-        _slot(lookup.embedding, pair, lookup.age_seconds, lookup.similarity, PAIR_TIERS),
-        _slot(lookup.user_embedding, lookup.user_tier, lookup.user_age_seconds, lookup.user_similarity, USER_TIERS),
-    ], axis=1)
+    return np.concatenate(
+        [
+            _slot(lookup.embedding, pair, lookup.age_seconds, lookup.similarity, PAIR_TIERS),
+            _slot(lookup.user_embedding, lookup.user_tier, lookup.user_age_seconds, lookup.user_similarity, USER_TIERS),
+        ],
+        axis=1,
+    )
 
 
 def _slot_names(slot: str, dim: int, tiers: tuple[int, ...]) -> list[str]:
     return [
-        *(f"{slot}_{index}" for index in range(dim)), f"{slot}_present",
-        *(f"{slot}_is_{TIER_NAMES[tier]}" for tier in tiers), f"{slot}_log_age", f"{slot}_similarity",
+        *(f"{slot}_{index}" for index in range(dim)),
+        f"{slot}_present",
+        *(f"{slot}_is_{TIER_NAMES[tier]}" for tier in tiers),
+        f"{slot}_log_age",
+        f"{slot}_similarity",
     ]
 
 
-def _slot(vectors: Float32, tier: npt.NDArray[np.uint8], age: npt.NDArray[np.int32], similarity: Float32,
-          tiers: tuple[int, ...]) -> Float32:
+def _slot(
+    vectors: Float32,
+    tier: npt.NDArray[np.uint8],
+    age: npt.NDArray[np.int32],
+    similarity: Float32,
+    tiers: tuple[int, ...],
+) -> Float32:
     dim = vectors.shape[1]
     block = np.zeros((len(vectors), dim + len(tiers) + 3), np.float32)
     present = tier != NONE

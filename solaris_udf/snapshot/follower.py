@@ -25,8 +25,14 @@ class SnapshotFollower:
     and the next poll tries again. Counters run on over swaps.
     """
 
-    def __init__(self, root: str | Path, poll_seconds: float = 5.0, shards: Iterable[int] | None = None,
-                 verify: Verify = "manifest", on_swap: Callable[[Snapshot], None] | None = None) -> None:
+    def __init__(
+        self,
+        root: str | Path,
+        poll_seconds: float = 5.0,
+        shards: Iterable[int] | None = None,
+        verify: Verify = "manifest",
+        on_swap: Callable[[Snapshot], None] | None = None,
+    ) -> None:
         """Opens the live snapshot and starts following. Raises SnapshotError if there is none that can be opened.
 
         shards: as in Snapshot.open. on_swap: called in the background thread with each new snapshot before it serves,

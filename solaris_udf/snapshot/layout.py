@@ -52,21 +52,31 @@ BUCKETS_SCHEMA = pa.schema([_required("offset", pa.uint32())])
 
 def pairs_schema(width: int) -> pa.Schema:
     """pairs.arrow; width is the bytes of one stored vector."""
-    return pa.schema([
-        _required("user_id", pa.int64()), _required("item_id", pa.int64()),
-        _required("embedding", pa.binary(width)), _required("computed_at", pa.int64()),
-    ])
+    return pa.schema(
+        [
+            _required("user_id", pa.int64()),
+            _required("item_id", pa.int64()),
+            _required("embedding", pa.binary(width)),
+            _required("computed_at", pa.int64()),
+        ]
+    )
 
 
 def users_schema(width: int, neighbors: int) -> pa.Schema:
     """users.arrow; neighbors is how many neighbours a row has room for."""
-    return pa.schema([
-        _required("user_id", pa.int64()), _required("embedding", pa.binary(width)),
-        _required("computed_at", pa.int64()), _required("tier", pa.uint8()), _required("source_user", pa.int64()),
-        _required("similarity", pa.float32()), _required("neighbor_count", pa.uint8()),
-        _required("neighbor_ids", pa.list_(_required("item", pa.int64()), neighbors)),
-        _required("neighbor_similarities", pa.list_(_required("item", pa.float32()), neighbors)),
-    ])
+    return pa.schema(
+        [
+            _required("user_id", pa.int64()),
+            _required("embedding", pa.binary(width)),
+            _required("computed_at", pa.int64()),
+            _required("tier", pa.uint8()),
+            _required("source_user", pa.int64()),
+            _required("similarity", pa.float32()),
+            _required("neighbor_count", pa.uint8()),
+            _required("neighbor_ids", pa.list_(_required("item", pa.int64()), neighbors)),
+            _required("neighbor_similarities", pa.list_(_required("item", pa.float32()), neighbors)),
+        ]
+    )
 
 
 def schema_of(kind: str, width: int, neighbors: int) -> pa.Schema:

@@ -38,7 +38,12 @@ class Lookup:
     def empty(cls, count: int, dim: int, user_dim: int) -> "Lookup":
         """Room for count answers, all of tier none."""
         return cls(
-            np.zeros((count, dim), np.float32), np.zeros(count, np.uint8), np.full(count, -1, np.int32),
-            np.zeros(count, np.float32), np.zeros((count, user_dim), np.float32), np.zeros(count, np.uint8),
-            np.full(count, -1, np.int32), np.zeros(count, np.float32),
+            np.zeros((count, dim), np.float32),
+            np.zeros(count, np.uint8),
+            np.full(count, -1, np.int32),
+            np.zeros(count, np.float32),
+            np.zeros((count, user_dim), np.float32),
+            np.zeros(count, np.uint8),
+            np.full(count, -1, np.int32),
+            np.zeros(count, np.float32),
         )

@@ -91,8 +91,13 @@ class Manifest:
             "counts": {"pairs": self.pairs, "users_own": self.users_own, "users_neighbor": self.users_neighbor},
             "mean_norm": float(self.mean_norm),
             "files": [
-                {"path": file.path, "rows": file.rows, "bytes": file.bytes, "sha256": file.sha256,
-                 "longest_bucket": file.longest_bucket}
+                {
+                    "path": file.path,
+                    "rows": file.rows,
+                    "bytes": file.bytes,
+                    "sha256": file.sha256,
+                    "longest_bucket": file.longest_bucket,
+                }
                 for file in self.files
             ],
         }
@@ -129,18 +134,31 @@ class Manifest:
     def _of(cls, raw: Mapping[str, Any], minor: int) -> "Manifest":
         tiers, counts = raw["tiers"], raw["counts"]
         manifest = cls(
-            slice=_text(raw, "slice"), as_of_micros=_integer(raw, "as_of_micros", None),
-            model_version=_text(raw, "model_version"), dim=_integer(raw, "dim", 1), codec=_text(raw, "codec"),
-            shards=_integer(raw, "shards", 1), neighbors=_integer(raw, "neighbors", 1),
+            slice=_text(raw, "slice"),
+            as_of_micros=_integer(raw, "as_of_micros", None),
+            model_version=_text(raw, "model_version"),
+            dim=_integer(raw, "dim", 1),
+            codec=_text(raw, "codec"),
+            shards=_integer(raw, "shards", 1),
+            neighbors=_integer(raw, "neighbors", 1),
             policy=TierPolicy(
-                tuple(tiers["order"]), _integer(tiers, "ttl_micros", 1), _integer(tiers, "max_user_age_micros", 1),
+                tuple(tiers["order"]),
+                _integer(tiers, "ttl_micros", 1),
+                _integer(tiers, "max_user_age_micros", 1),
                 float(tiers["min_similarity"]),
             ),
-            pairs=_integer(counts, "pairs", 0), users_own=_integer(counts, "users_own", 0),
-            users_neighbor=_integer(counts, "users_neighbor", 0), mean_norm=float(raw["mean_norm"]),
+            pairs=_integer(counts, "pairs", 0),
+            users_own=_integer(counts, "users_own", 0),
+            users_neighbor=_integer(counts, "users_neighbor", 0),
+            mean_norm=float(raw["mean_norm"]),
             files=tuple(
-                FileEntry(_text(file, "path"), _integer(file, "rows", 0), _integer(file, "bytes", 0),
-                          _text(file, "sha256"), _integer(file, "longest_bucket", 0))
+                FileEntry(
+                    _text(file, "path"),
+                    _integer(file, "rows", 0),
+                    _integer(file, "bytes", 0),
+                    _text(file, "sha256"),
+                    _integer(file, "longest_bucket", 0),
+                )
                 for file in raw["files"]
             ),
             minor=minor,

@@ -166,8 +166,13 @@ def gather(tables: Mapping[int, MappedTable], groups: Groups, rows: Int64, colum
     return out
 
 
-def copy_vectors(tables: Mapping[int, MappedTable], groups: Groups, rows: Int64, wanted: npt.NDArray[np.bool_],
-                 out: npt.NDArray[np.uint8]) -> None:
+def copy_vectors(
+    tables: Mapping[int, MappedTable],
+    groups: Groups,
+    rows: Int64,
+    wanted: npt.NDArray[np.bool_],
+    out: npt.NDArray[np.uint8],
+) -> None:
     """Copies the stored vectors of the wanted keys (bool [n], arranged by groups) into out, uint8 [n, width]."""
     for shard, start, end in groups.spans:
         keys = wanted[start:end].nonzero()[0]

@@ -67,8 +67,14 @@ class Snapshot:
         self._before_neighbors = self._policy.before("neighbor_pair").codes
 
     @classmethod
-    def open(cls, path: str | Path, shards: Iterable[int] | None = None, pin: str | None = None,
-             verify: Verify = "manifest", counters: TierCounters | None = None) -> "Snapshot":
+    def open(
+        cls,
+        path: str | Path,
+        shards: Iterable[int] | None = None,
+        pin: str | None = None,
+        verify: Verify = "manifest",
+        counters: TierCounters | None = None,
+    ) -> "Snapshot":
         """Opens the live snapshot of a snapshots folder, a pinned one of it, or one snapshot's own folder.
 
         shards: the shards to hold (see `shard_of`); None is all. pin: a snapshot id to open in place of the live one.
@@ -90,8 +96,9 @@ class Snapshot:
                     raise
 
     @classmethod
-    def _open(cls, path: Path, shards: Iterable[int] | None, pin: str | None, verify: Verify,
-              counters: TierCounters | None) -> "Snapshot":
+    def _open(
+        cls, path: Path, shards: Iterable[int] | None, pin: str | None, verify: Verify, counters: TierCounters | None
+    ) -> "Snapshot":
         folder, manifest = find_snapshot(path, pin)
         held = list(range(manifest.shards)) if shards is None else sorted({int(shard) for shard in shards})
         for shard in held:

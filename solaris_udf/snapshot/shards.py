@@ -20,8 +20,19 @@ from solaris_udf.snapshot.writer import TableWriter
 from solaris_udf.tiers import USER_MEAN
 
 # Columns of the input, in any order, sorted by (shard, kind, hash as unsigned, user_id, item_id).
-INPUT_COLUMNS = ("shard", "kind", "user_id", "item_id", "embedding", "codec", "computed_at", "tier", "source_user",
-                 "similarity", "neighbors")
+INPUT_COLUMNS = (
+    "shard",
+    "kind",
+    "user_id",
+    "item_id",
+    "embedding",
+    "codec",
+    "computed_at",
+    "tier",
+    "source_user",
+    "similarity",
+    "neighbors",
+)
 KIND_CODES = {PAIRS: 0, USERS: 1}
 OUTPUT_SCHEMA = pa.schema([("shard", pa.int32()), ("summary", pa.string())])
 OUTPUT_DDL = "shard INT, summary STRING"
@@ -50,8 +61,9 @@ class ShardSummary:
         return cls(**raw)
 
 
-def write_shards(batches: Iterator[pa.RecordBatch], *, folder: str, shards: int, codec: str, dim: int | None,
-                 neighbors: int) -> Iterator[pa.RecordBatch]:
+def write_shards(
+    batches: Iterator[pa.RecordBatch], *, folder: str, shards: int, codec: str, dim: int | None, neighbors: int
+) -> Iterator[pa.RecordBatch]:
     """Writes every shard whose rows come by, and yields (shard, summary JSON) for each.
 
     A shard's rows must all come in one call, in the order of INPUT_COLUMNS' comment. Each attempt writes to its own
@@ -116,7 +128,8 @@ class _ShardTask:
         if not good.all():
             batch = batch.filter(pa.array(good))
         columns: dict[str, npt.NDArray[Any]] = {
-            "user_id": batch.column("user_id").to_numpy(), "embedding": raw[good],
+            "user_id": batch.column("user_id").to_numpy(),
+            "embedding": raw[good],
             "computed_at": batch.column("computed_at").to_numpy(),
         }
         if kind == PAIRS:

@@ -36,8 +36,19 @@ class Limits:
     max_norm_drift: float
 
 
-def assemble(summaries: Sequence[ShardSummary], folder: Path, *, slice_name: str, as_of_micros: int, model_version: str,
-             codec: str, shards: int, dim: int | None, neighbors: int, policy: TierPolicy) -> Manifest:
+def assemble(
+    summaries: Sequence[ShardSummary],
+    folder: Path,
+    *,
+    slice_name: str,
+    as_of_micros: int,
+    model_version: str,
+    codec: str,
+    shards: int,
+    dim: int | None,
+    neighbors: int,
+    policy: TierPolicy,
+) -> Manifest:
     """The manifest of what the shard tasks wrote; writes the files of shards that had no rows.
 
     Raises SnapshotError if vectors were refused, dimensions differ between shards, or nothing says how many there are.
@@ -67,8 +78,15 @@ def assemble(summaries: Sequence[ShardSummary], folder: Path, *, slice_name: str
     files = {entry.path: entry for summary in ordered for entry in summary.files}
     pairs = sum(summary.pairs for summary in ordered)
     return Manifest(
-        slice=slice_name, as_of_micros=as_of_micros, model_version=model_version, dim=known_dim, codec=codec,
-        shards=shards, neighbors=neighbors, policy=policy, pairs=pairs,
+        slice=slice_name,
+        as_of_micros=as_of_micros,
+        model_version=model_version,
+        dim=known_dim,
+        codec=codec,
+        shards=shards,
+        neighbors=neighbors,
+        policy=policy,
+        pairs=pairs,
         users_own=sum(summary.users_own for summary in ordered),
         users_neighbor=sum(summary.users_neighbor for summary in ordered),
         mean_norm=round(sum(summary.norm_sum for summary in ordered) / pairs, 9) if pairs else 0.0,
@@ -103,14 +121,18 @@ def check_against_previous(manifest: Manifest, previous: Manifest | None, limits
         ("users", manifest.users, previous.users, limits.min_users_ratio, "min_users_ratio"),
     ):
         if now < ratio * before:
-            raise SnapshotError(f"{now} {what} after {before} in the previous snapshot {before_id}: less than "
-                                f"export_snapshot.{setting} = {ratio} of them")
+            raise SnapshotError(
+                f"{now} {what} after {before} in the previous snapshot {before_id}: less than "
+                f"export_snapshot.{setting} = {ratio} of them"
+            )
     if previous.mean_norm and manifest.pairs:
         drift = abs(manifest.mean_norm / previous.mean_norm - 1)
         if drift > limits.max_norm_drift:
-            raise SnapshotError(f"the mean norm is {manifest.mean_norm:.4g} after {previous.mean_norm:.4g} "
-                                f"in the previous snapshot {before_id}: it changed by more than "
-                                f"export_snapshot.max_norm_drift = {limits.max_norm_drift}")
+            raise SnapshotError(
+                f"the mean norm is {manifest.mean_norm:.4g} after {previous.mean_norm:.4g} "
+                f"in the previous snapshot {before_id}: it changed by more than "
+                f"export_snapshot.max_norm_drift = {limits.max_norm_drift}"
+            )
 
 
 def check_sample(snapshot: Snapshot, rows: pa.Table, at_micros: int) -> None:

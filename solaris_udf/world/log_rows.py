@@ -15,18 +15,36 @@ from solaris_udf.world.simulate import Rows
 TIME = pa.timestamp("us", tz="UTC")
 ORIGINAL, DUPLICATE, FUTURE = 0, 1, 2
 # Everything about a row, from which the log, its later labels and the truth are selected.
-LOG_SCHEMA = pa.schema([
-    ("request_id", pa.string()), ("event_time", TIME), ("arrived_at", TIME), ("user_id", pa.int64()),
-    ("item_id", pa.int64()), ("surface", pa.string()), ("position", pa.int32()), ("shown", pa.bool_()),
-    ("clicked", pa.bool_()),
-    ("click_probability", pa.float64()), ("conversion_probability", pa.float64()),
-    ("converted_at", TIME), ("conversion_arrived_at", TIME),  # null: no conversion
-    ("late", pa.bool_()), ("kind", pa.int8()),
-])
-ITEM_SCHEMA = pa.schema([
-    ("item_id", pa.int64()), ("category_id", pa.int64()), ("advertiser_id", pa.int64()), ("created_at", TIME),
-    ("bid", pa.float64()), ("objective", pa.string()), ("features", pa.list_(pa.float32())),
-])
+LOG_SCHEMA = pa.schema(
+    [
+        ("request_id", pa.string()),
+        ("event_time", TIME),
+        ("arrived_at", TIME),
+        ("user_id", pa.int64()),
+        ("item_id", pa.int64()),
+        ("surface", pa.string()),
+        ("position", pa.int32()),
+        ("shown", pa.bool_()),
+        ("clicked", pa.bool_()),
+        ("click_probability", pa.float64()),
+        ("conversion_probability", pa.float64()),
+        ("converted_at", TIME),
+        ("conversion_arrived_at", TIME),  # null: no conversion
+        ("late", pa.bool_()),
+        ("kind", pa.int8()),
+    ]
+)
+ITEM_SCHEMA = pa.schema(
+    [
+        ("item_id", pa.int64()),
+        ("category_id", pa.int64()),
+        ("advertiser_id", pa.int64()),
+        ("created_at", TIME),
+        ("bid", pa.float64()),
+        ("objective", pa.string()),
+        ("features", pa.list_(pa.float32())),
+    ]
+)
 _SECOND = 1_000_000
 _YEAR_2099 = 4_070_908_800 * _SECOND
 # Rows of one request reach the log together, within seconds; a late row by itself, after a minute at least.
@@ -61,14 +79,26 @@ def log_batch(rows: Rows, rules: Rules, seed: int) -> pa.RecordBatch:
     event_time[future] = np.where(far, _YEAR_2099, arrived[future]) + _span(fold(own[wrong], 8), HOUR, 30 * 24 * HOUR)
     unconverted = ~(rows.converted[pick] & (kind == ORIGINAL))
     surfaces = pa.DictionaryArray.from_arrays(pa.array(rows.surface[pick].astype(np.int8)), pa.array(SURFACES))
-    return pa.RecordBatch.from_arrays([
-        _strings(request), _times(event_time), _times(arrived), pa.array(to_ids("user", rows.user[pick])),
-        pa.array(to_ids("item", rows.item[pick])), surfaces.cast(pa.string()),
-        pa.array(rows.position[pick].astype(np.int32)), pa.array(rows.shown[pick]), pa.array(rows.clicked[pick]),
-        pa.array(rows.click_probability[pick]), pa.array(rows.conversion_probability[pick]),
-        _times(happened[pick], unconverted), _times(reported[pick], unconverted),
-        pa.array(late[pick] & (kind == ORIGINAL)), pa.array(kind),
-    ], schema=LOG_SCHEMA)
+    return pa.RecordBatch.from_arrays(
+        [
+            _strings(request),
+            _times(event_time),
+            _times(arrived),
+            pa.array(to_ids("user", rows.user[pick])),
+            pa.array(to_ids("item", rows.item[pick])),
+            surfaces.cast(pa.string()),
+            pa.array(rows.position[pick].astype(np.int32)),
+            pa.array(rows.shown[pick]),
+            pa.array(rows.clicked[pick]),
+            pa.array(rows.click_probability[pick]),
+            pa.array(rows.conversion_probability[pick]),
+            _times(happened[pick], unconverted),
+            _times(reported[pick], unconverted),
+            pa.array(late[pick] & (kind == ORIGINAL)),
+            pa.array(kind),
+        ],
+        schema=LOG_SCHEMA,
+    )
 
 
 def item_batches(items: Items, until: int, size: int = 50_000) -> Iterator[pa.RecordBatch]:
@@ -79,12 +109,18 @@ def item_batches(items: Items, until: int, size: int = 50_000) -> Iterator[pa.Re
         features = items.features[part]
         offsets = pa.array(np.arange(len(part) + 1, dtype=np.int32) * features.shape[1])
         objectives = np.where(items.pays_for_conversions[part], "conversion", "click")
-        yield pa.RecordBatch.from_arrays([
-            pa.array(to_ids("item", part)), pa.array(items.category[part]),
-            pa.array(to_ids("advertiser", items.advertiser[part])), _times(items.start[part]),
-            pa.array(items.bid[part]), pa.array(objectives, type=pa.string()),
-            pa.ListArray.from_arrays(offsets, pa.array(features.ravel())),
-        ], schema=ITEM_SCHEMA)
+        yield pa.RecordBatch.from_arrays(
+            [
+                pa.array(to_ids("item", part)),
+                pa.array(items.category[part]),
+                pa.array(to_ids("advertiser", items.advertiser[part])),
+                _times(items.start[part]),
+                pa.array(items.bid[part]),
+                pa.array(objectives, type=pa.string()),
+                pa.ListArray.from_arrays(offsets, pa.array(features.ravel())),
+            ],
+            schema=ITEM_SCHEMA,
+        )
 
 
 def _span(keys: UInt64, low: int, high: int) -> Int64:

@@ -79,8 +79,15 @@ class Rules:
 STANDARD = Rules()
 # Weaker and faster moving tastes, fewer repeated pairs, clicks near 2%.
 HARD = replace(
-    STANDARD, taste_weight=0.6, taste_deviation=0.5, taste_half_life_hours=24.0, order_weight=1.5, campaign_set=60,
-    campaign_hours=15.0, shortlist=120, intercept=-4.85,
+    STANDARD,
+    taste_weight=0.6,
+    taste_deviation=0.5,
+    taste_half_life_hours=24.0,
+    order_weight=1.5,
+    campaign_set=60,
+    campaign_hours=15.0,
+    shortlist=120,
+    intercept=-4.85,
 )
 RULES = {"standard": STANDARD, "hard": HARD}
 

@@ -10,8 +10,14 @@ from solaris_udf.world.simulate import World, simulate
 from solaris_udf.world.state import State
 
 
-def replay(parameters: WorldParameters, state_at: State, window: tuple[int, int], seed: int,
-           ranker: Ranker = noisy_ranker, world: World | None = None) -> tuple[Int64, Int64, Int64]:
+def replay(
+    parameters: WorldParameters,
+    state_at: State,
+    window: tuple[int, int],
+    seed: int,
+    ranker: Ranker = noisy_ranker,
+    world: World | None = None,
+) -> tuple[Int64, Int64, Int64]:
     """Simulates a window (start, end; microseconds UTC) from the state at its start, with a seed of its own.
 
     Returns (user_id, item_id, scored_rows), each int64 [n]: every pair that was scored, once, and how many rows it had;

@@ -97,8 +97,9 @@ def initial_state(world: World, users: Int64) -> State:
     return state
 
 
-def simulate(world: World, state: State, start: int, end: int, seed: int,
-             ranker: Ranker = noisy_ranker) -> tuple[Rows, State]:
+def simulate(
+    world: World, state: State, start: int, end: int, seed: int, ranker: Ranker = noisy_ranker
+) -> tuple[Rows, State]:
     """Runs the state's users through [start, end) (microseconds UTC): the scored rows, and the state at the end.
 
     The state given is not changed. `seed` is that of the time from start on: with parameters.seed and the default
@@ -129,8 +130,9 @@ def state_at(world: World, users: Int64, time: int) -> State:
     return state
 
 
-def _run_hour(world: World, state: State, cell: int, start: int, end: int, seed: int,
-              ranker: Ranker) -> tuple[State, Rows]:
+def _run_hour(
+    world: World, state: State, cell: int, start: int, end: int, seed: int, ranker: Ranker
+) -> tuple[State, Rows]:
     """The part within [start, end) of hour `cell` since the world's start. Changes the state in place."""
     rules = world.parameters.rules
     begin = world.parameters.start + cell * HOUR
@@ -169,15 +171,28 @@ def _retrieve(state: State, world: World, market: Market, user: Int64, own: UInt
 
     popular = market.draw(uniform(fold(fold(own, 3)[:, None], np.arange(rules.by_popularity))))
     item = np.concatenate(
-        [some(state.campaigns, rules.from_campaigns, 1), some(state.shortlist, rules.by_taste, 2), popular], axis=1)
+        [some(state.campaigns, rules.from_campaigns, 1), some(state.shortlist, rules.by_taste, 2), popular], axis=1
+    )
     valid = market.items.end[item] > market.time
     for column in range(1, item.shape[1]):
         valid[:, column] &= ~(item[:, :column] == item[:, column, None]).any(axis=1)
     return item, valid
 
 
-def _serve(world: World, state: State, seed: int, cell: int, ranker: Ranker, items: Items, user: Int64, index: Int64,
-           own: UInt64, time: Int64, item: Int64, valid: Bool) -> Rows:
+def _serve(
+    world: World,
+    state: State,
+    seed: int,
+    cell: int,
+    ranker: Ranker,
+    items: Items,
+    user: Int64,
+    index: Int64,
+    own: UInt64,
+    time: Int64,
+    item: Int64,
+    valid: Bool,
+) -> Rows:
     """Ranks, shows and lets click. Requests [r] are ordered by user and time; round k serves every user's k-th."""
     rules, truth = world.parameters.rules, world.truth
     limits = state.users.surface_limits[user]
@@ -198,11 +213,23 @@ def _serve(world: World, state: State, seed: int, cell: int, ranker: Ranker, ite
         who, what = user[part], item[part]
         last = state.last_categories[who]
         seen = times_shown(state, who, what, time[part], 24 * HOUR)
-        places = rank(ranker(Candidates(
-            user_id=user_id[part], item_id=item_id[part], valid=valid[part], event_time=time[part],
-            surface=surface[part], last_categories=last, times_shown=seen, noisy_score=noisy[part], items=items,
-            item=what,
-        )), valid[part])
+        places = rank(
+            ranker(
+                Candidates(
+                    user_id=user_id[part],
+                    item_id=item_id[part],
+                    valid=valid[part],
+                    event_time=time[part],
+                    surface=surface[part],
+                    last_categories=last,
+                    times_shown=seen,
+                    noisy_score=noisy[part],
+                    items=items,
+                    item=what,
+                )
+            ),
+            valid[part],
+        )
         chance = truth.click(state.users, who, items, what, click_match[part], last, seen, surface[part])
         hit = valid[part] & (places < rules.shown) & (uniform(fold(per_item[part], 1)) < chance)
         click[part], position[part], clicked[part] = chance, places, hit
@@ -217,13 +244,31 @@ def _serve(world: World, state: State, seed: int, cell: int, ranker: Ranker, ite
     width = valid.sum(axis=1)
     return Rows(
         request=np.repeat(request_words(seed, state.users.number[user], cell, index), width),
-        user=np.repeat(state.users.number[user], width), item=item[valid], event_time=np.repeat(time, width),
-        surface=np.repeat(surface, width), position=position[valid], shown=shown[valid], clicked=clicked[valid],
-        converted=converted[valid], click_probability=click[valid], conversion_probability=conversion[valid],
+        user=np.repeat(state.users.number[user], width),
+        item=item[valid],
+        event_time=np.repeat(time, width),
+        surface=np.repeat(surface, width),
+        position=position[valid],
+        shown=shown[valid],
+        clicked=clicked[valid],
+        converted=converted[valid],
+        click_probability=click[valid],
+        conversion_probability=conversion[valid],
     )
 
 
 def _no_rows() -> Rows:
     whole, real, flag = np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=bool)
-    return Rows(request=whole.view(np.uint64), user=whole, item=whole, event_time=whole, surface=whole, position=whole,
-                shown=flag, clicked=flag, converted=flag, click_probability=real, conversion_probability=real)
+    return Rows(
+        request=whole.view(np.uint64),
+        user=whole,
+        item=whole,
+        event_time=whole,
+        surface=whole,
+        position=whole,
+        shown=flag,
+        clicked=flag,
+        converted=flag,
+        click_probability=real,
+        conversion_probability=real,
+    )

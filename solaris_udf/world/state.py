@@ -33,9 +33,14 @@ class State:
 
     def copy(self) -> "State":
         return replace(
-            self, deviation=self.deviation.copy(), campaigns=self.campaigns.copy(), shortlist=self.shortlist.copy(),
-            last_categories=self.last_categories.copy(), shown_item=self.shown_item.copy(),
-            shown_time=self.shown_time.copy(), shown_next=self.shown_next.copy(),
+            self,
+            deviation=self.deviation.copy(),
+            campaigns=self.campaigns.copy(),
+            shortlist=self.shortlist.copy(),
+            last_categories=self.last_categories.copy(),
+            shown_item=self.shown_item.copy(),
+            shown_time=self.shown_time.copy(),
+            shown_next=self.shown_next.copy(),
         )
 
 

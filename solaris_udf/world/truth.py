@@ -38,8 +38,17 @@ class Truth:
         conversion = np.sin(1.5 * fourth) + 0.7 * second * np.tanh(linear) + 0.3 * third
         return linear, click, conversion
 
-    def click(self, users: Users, user: Int64, items: Items, item: Int64, match: Float64, last: Int64,
-              times_shown: Int64, surface: Int64) -> Float64:
+    def click(
+        self,
+        users: Users,
+        user: Int64,
+        items: Items,
+        item: Int64,
+        match: Float64,
+        last: Int64,
+        times_shown: Int64,
+        surface: Int64,
+    ) -> Float64:
         """P(click if shown) [r, w]. last: categories of the last clicks [r, 3], newest first, -1 for none;
         times_shown: of the pair in the last 24 h [r, w]; surface [r]."""
         rules = self.rules
@@ -49,7 +58,10 @@ class Truth:
             order += decay * self.order_effects[last[:, place, None], category]
         request = rules.intercept + users.bias[user] + np.array(rules.surface_effects)[surface]
         logit = (
-            request[:, None] + items.quality[item] + rules.taste_weight * match + rules.order_weight * order
+            request[:, None]
+            + items.quality[item]
+            + rules.taste_weight * match
+            + rules.order_weight * order
             - rules.fatigue * times_shown
         )
         return sigmoid(logit)

@@ -9,7 +9,15 @@ from solaris_udf.world.parameters import DIM, HOUR, WorldParameters
 
 # Where users live (hours from UTC) and how many: half-hour zones included.
 _ZONES = (
-    (-8.0, 0.1), (-5.0, 0.2), (-3.0, 0.1), (0.0, 0.1), (1.0, 0.2), (3.0, 0.05), (5.5, 0.15), (8.0, 0.05), (9.0, 0.05),
+    (-8.0, 0.1),
+    (-5.0, 0.2),
+    (-3.0, 0.1),
+    (0.0, 0.1),
+    (1.0, 0.2),
+    (3.0, 0.05),
+    (5.5, 0.15),
+    (8.0, 0.05),
+    (9.0, 0.05),
 )
 # Requests by hour of the local day, mean 1: quiet at night, a bump at noon, the peak in the evening.
 _PROFILE = np.array([5, 3, 2, 1, 1, 2, 4, 7, 9, 9, 9, 11, 13, 12, 10, 10, 11, 13, 15, 18, 20, 19, 15, 9], dtype=float)

@@ -71,12 +71,18 @@ HEAVY = ("torch", "faiss", "sklearn", "matplotlib", "numba", "pandas")
 
 
 def loaded_after(code):
-    script = f"{code}\nimport sys; print(*[name for name in {HEAVY!r} + ('pyspark', 'pydantic') if name in sys.modules])"
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=PROJECT).stdout.split()
+    script = (
+        f"{code}\nimport sys; print(*[name for name in {HEAVY!r} + ('pyspark', 'pydantic') if name in sys.modules])"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=PROJECT
+    ).stdout.split()
 
 
 def test_loading_a_config_imports_every_job_and_nothing_heavy():
-    assert not set(loaded_after("from jobs.common.config import load_config; load_config(environ={})")) & set(HEAVY) - {"pandas"}
+    assert not set(loaded_after("from jobs.common.config import load_config; load_config(environ={})")) & set(HEAVY) - {
+        "pandas"
+    }
 
 
 def test_importing_the_reader_imports_nothing_of_the_pipeline():
@@ -85,6 +91,8 @@ def test_importing_the_reader_imports_nothing_of_the_pipeline():
 
 @pytest.mark.parametrize("job", JOBS)
 def test_help_answers_without_spark(job):
-    done = subprocess.run([sys.executable, "-m", f"jobs.{job}", "--help"], capture_output=True, text=True, check=True, cwd=PROJECT)
+    done = subprocess.run(
+        [sys.executable, "-m", f"jobs.{job}", "--help"], capture_output=True, text=True, check=True, cwd=PROJECT
+    )
     assert "--as-of" in done.stdout
     assert "settings:" in done.stdout

@@ -8,13 +8,22 @@ def test_later_layers_win(tmp_path):
     first, second = tmp_path / "a.toml", tmp_path / "b.toml"
     first.write_text('[window]\nhours = 1\n[serving]\nttl_hours = 5\n[storage]\nroot = "a"\n')
     second.write_text('[window]\nhours = 2\n[storage]\nroot = "b"\n')
-    config = load_config([first, second], ["storage.root=d"], {"SOLARIS__WINDOW__HOURS": "3", "SOLARIS__STORAGE__ROOT": "c"})
+    config = load_config(
+        [first, second], ["storage.root=d"], {"SOLARIS__WINDOW__HOURS": "3", "SOLARIS__STORAGE__ROOT": "c"}
+    )
     assert (config.get(Window).hours, config.get(Serving).ttl_hours, config.storage.root) == (3, 5, "d")
 
 
 def test_values_keep_their_type():
-    config = load_config(overrides=["log.dataset=world", "serving.tiers=['pair']", "serving.min_similarity=0.25",
-                                    'spark.conf={"spark.x"="1"}'], environ={})
+    config = load_config(
+        overrides=[
+            "log.dataset=world",
+            "serving.tiers=['pair']",
+            "serving.min_similarity=0.25",
+            'spark.conf={"spark.x"="1"}',
+        ],
+        environ={},
+    )
     assert config.log.dataset == "world"
     assert config.serving.tiers == ("pair",)
     assert config.serving.min_similarity == 0.25
@@ -23,7 +32,9 @@ def test_values_keep_their_type():
 
 def test_every_fault_is_named_at_once_with_the_nearest_key():
     with pytest.raises(UserError) as error:
-        load_config(overrides=["sparkk.master=x", "serving.ttl_hour=4", "window.hours=0", "serving.tiers=['pairs']"], environ={})
+        load_config(
+            overrides=["sparkk.master=x", "serving.ttl_hour=4", "window.hours=0", "serving.tiers=['pairs']"], environ={}
+        )
     message = str(error.value)
     assert "unknown section [sparkk]; did you mean spark?" in message
     assert "unknown key serving.ttl_hour; did you mean ttl_hours?" in message

@@ -40,7 +40,9 @@ def test_pages_name_every_table_column_and_setting(generate):
 
 def test_every_setting_has_a_meaning():
     unexplained = [
-        f"{name}.{key}" for name, kind in section_types().items() for key, field in kind.model_fields.items()
+        f"{name}.{key}"
+        for name, kind in section_types().items()
+        for key, field in kind.model_fields.items()
         if not field.description and name in ("aggregate_users", "find_neighbors", "maintain_tables")
     ]
     assert unexplained == []

@@ -141,9 +141,7 @@ class InMemory(Tables):
     def fill(self, name, rows, as_of=AS_OF):
         base = {"slice": slice_of(as_of), "as_of": as_of, "run_id": "test", **DEFAULTS.get(name, {})}
         columns = TABLES[name].column_names
-        self.rows.setdefault(name, []).extend(
-            tuple({**base, **row}.get(column) for column in columns) for row in rows
-        )
+        self.rows.setdefault(name, []).extend(tuple({**base, **row}.get(column) for column in columns) for row in rows)
 
     def read(self, name):
         return self.spark.createDataFrame(self.rows.get(name, []), spark_schema(TABLES[name]))

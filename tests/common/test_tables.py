@@ -42,24 +42,42 @@ def test_a_row_that_breaks_a_constraint_is_refused_and_nothing_is_written(tables
 def test_schema_check_lists_every_difference_at_once(spark):
     frame = (
         spark.createDataFrame([], spark_schema(TABLES["user_histories"]))
-        .drop("requests").withColumn("extra", F.lit(1)).withColumn("scored_rows", F.lit("x"))
+        .drop("requests")
+        .withColumn("extra", F.lit(1))
+        .withColumn("scored_rows", F.lit("x"))
         .withColumn("clicked", F.array(F.struct(F.lit(1).alias("item_id"))))
     )
     with pytest.raises(UserError) as error:
         check_schema(frame, TABLES["user_histories"])
     message = str(error.value)
-    for part in ("missing column requests bigint", "unexpected column extra int", "scored_rows is string, must be bigint",
-                 "clicked[].item_id is int, must be bigint", "missing field clicked[].event_time"):
+    for part in (
+        "missing column requests bigint",
+        "unexpected column extra int",
+        "scored_rows is string, must be bigint",
+        "clicked[].item_id is int, must be bigint",
+        "missing field clicked[].event_time",
+    ):
         assert part in message
 
 
 def test_log_before_knows_neither_the_future_nor_what_arrives_later(tables, fill):
-    fill("ranking_log", [
-        log_row(1, 1, AS_OF - hours(25)), log_row(1, 2, AS_OF - hours(24)), log_row(1, 3, AS_OF - hours(1)),
-    ], AS_OF)
-    fill("ranking_log", [
-        log_row(1, 4, AS_OF - hours(2), arrived_at=AS_OF + hours(1)), log_row(1, 5, AS_OF),
-    ], AS_OF + hours(6))
+    fill(
+        "ranking_log",
+        [
+            log_row(1, 1, AS_OF - hours(25)),
+            log_row(1, 2, AS_OF - hours(24)),
+            log_row(1, 3, AS_OF - hours(1)),
+        ],
+        AS_OF,
+    )
+    fill(
+        "ranking_log",
+        [
+            log_row(1, 4, AS_OF - hours(2), arrived_at=AS_OF + hours(1)),
+            log_row(1, 5, AS_OF),
+        ],
+        AS_OF + hours(6),
+    )
 
     def items(*when):
         return sorted(row.item_id for row in log_before(tables, *when).collect())
@@ -86,7 +104,10 @@ def test_histories_at_reads_from_the_last_checkpoint(tables, fill):
     fill("user_histories", [history(1, AS_OF, True), history(2, AS_OF, True)], AS_OF)
     later = AS_OF + hours(6)
     fill("user_histories", [history(2, later, False)], later)
-    assert {row.user_id: row.slice for row in histories_at(tables, later).collect()} == {1: slice_of(AS_OF), 2: slice_of(later)}
+    assert {row.user_id: row.slice for row in histories_at(tables, later).collect()} == {
+        1: slice_of(AS_OF),
+        2: slice_of(later),
+    }
     assert {row.user_id for row in histories_at(tables, AS_OF - hours(1)).collect()} == set()
 
 

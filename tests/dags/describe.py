@@ -13,8 +13,12 @@ WATCHED = ("pyspark", "torch", "faiss", "pandas", "jobs", "schemas", "solaris_ud
 
 
 def dag_run(run_type, *, end=None, logical=None):
-    return SimpleNamespace(run_type=run_type, data_interval_end=end, logical_date=logical,
-                           run_after=datetime(2026, 1, 3, 6, 17, 23, 456789, UTC))
+    return SimpleNamespace(
+        run_type=run_type,
+        data_interval_end=end,
+        logical_date=logical,
+        run_after=datetime(2026, 1, 3, 6, 17, 23, 456789, UTC),
+    )
 
 
 HOUR = datetime(2026, 1, 3, 6, tzinfo=UTC)
@@ -26,8 +30,13 @@ RUNS = {
     "without_interval": dag_run("manual"),
     "asset_triggered": dag_run("asset_triggered"),
 }
-FILLED = {"as_of": "2026-01-01T00:00:00+05:30", "config": "/etc/solaris.toml", "dataset": "own/log.toml",
-          "budget": 5000, "settings": ["serving.ttl_hours=12"]}
+FILLED = {
+    "as_of": "2026-01-01T00:00:00+05:30",
+    "config": "/etc/solaris.toml",
+    "dataset": "own/log.toml",
+    "budget": 5000,
+    "settings": ["serving.ttl_hours=12"],
+}
 
 
 def command(dag, task, run, params):
@@ -62,18 +71,27 @@ dags = {}
 for name, dag in bag.dags.items():
     defaults = dag.params.dump()
     dags[name] = {
-        "file": dag.fileloc, "tags": sorted(dag.tags), "doc": dag.doc_md, "catchup": dag.catchup,
-        "max_active_runs": dag.max_active_runs, "order": [task.task_id for task in dag.topological_sort()],
+        "file": dag.fileloc,
+        "tags": sorted(dag.tags),
+        "doc": dag.doc_md,
+        "catchup": dag.catchup,
+        "max_active_runs": dag.max_active_runs,
+        "order": [task.task_id for task in dag.topological_sort()],
         "described": {key: bool(dag.params.get_param(key).description) for key in dag.params},
         "tasks": {
             task.task_id: {
-                "owner": task.owner, "retries": task.retries, "backoff": task.retry_exponential_backoff,
-                "timeout": task.execution_timeout.total_seconds(), "pool": task.pool,
+                "owner": task.owner,
+                "retries": task.retries,
+                "backoff": task.retry_exponential_backoff,
+                "timeout": task.execution_timeout.total_seconds(),
+                "pool": task.pool,
                 "trigger_rule": task.trigger_rule.value,
-                "upstream": sorted(task.upstream_task_ids), "outlets": sorted(asset.uri for asset in task.outlets),
+                "upstream": sorted(task.upstream_task_ids),
+                "outlets": sorted(asset.uri for asset in task.outlets),
                 "commands": {kind: command(dag, task, run, defaults) for kind, run in RUNS.items()},
                 "filled": command(dag, task, RUNS["scheduled"], {**defaults, **FILLED}),
-            } for task in dag.tasks
+            }
+            for task in dag.tasks
         },
         "valid": {
             "defaults": valid(dag),
@@ -89,13 +107,20 @@ evaluate = bag.dags["solaris_evaluate"]
 training = evaluate.get_task("train_foundation")._pre_execute_hook
 other = evaluate.get_task("join_features")._pre_execute_hook
 defaults = evaluate.params.dump()
-print("RESULT" + json.dumps({
-    "errors": bag.import_errors, "dags": dags, "heavy": [name for name in WATCHED if name in sys.modules],
-    "checks": {
-        "training on demand": outcome(training, RUNS["manual"], defaults),
-        "training off": outcome(training, RUNS["manual"], {**defaults, "train": False}),
-        "training of a released model": outcome(training, RUNS["asset_triggered"], defaults),
-        "join of a released model": outcome(other, RUNS["asset_triggered"], defaults),
-        "the future": outcome(other, RUNS["manual"], {**defaults, "as_of": "2999-01-01T00:00:00Z"}),
-    },
-}))
+print(
+    "RESULT"
+    + json.dumps(
+        {
+            "errors": bag.import_errors,
+            "dags": dags,
+            "heavy": [name for name in WATCHED if name in sys.modules],
+            "checks": {
+                "training on demand": outcome(training, RUNS["manual"], defaults),
+                "training off": outcome(training, RUNS["manual"], {**defaults, "train": False}),
+                "training of a released model": outcome(training, RUNS["asset_triggered"], defaults),
+                "join of a released model": outcome(other, RUNS["asset_triggered"], defaults),
+                "the future": outcome(other, RUNS["manual"], {**defaults, "as_of": "2999-01-01T00:00:00Z"}),
+            },
+        }
+    )
+)

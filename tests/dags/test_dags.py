@@ -14,8 +14,14 @@ from jobs.common.clock import parse_as_of
 
 PROJECT = Path(__file__).resolve().parents[2]
 ORDER = {
-    "solaris_refresh": ["ingest_log", "update_histories", "predict_pairs", "embed_pairs", "aggregate_users",
-                        "export_snapshot"],
+    "solaris_refresh": [
+        "ingest_log",
+        "update_histories",
+        "predict_pairs",
+        "embed_pairs",
+        "aggregate_users",
+        "export_snapshot",
+    ],
     "solaris_daily": ["train_verifier", "maintain_tables"],
     "solaris_evaluate": ["train_foundation", "join_features", "evaluate_uplift"],
 }
@@ -25,10 +31,20 @@ ORDER = {
 def described(tmp_path_factory):
     home = tmp_path_factory.mktemp("airflow")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "SOLARIS"))}
-    environ |= {"AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False", "PYTHONPATH": "",
-                "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db"}
-    done = subprocess.run([sys.executable, str(PROJECT / "tests" / "dags" / "describe.py"), str(PROJECT / "dags")],
-                          env=environ, cwd=home, capture_output=True, text=True, timeout=300)
+    environ |= {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "PYTHONPATH": "",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+    }
+    done = subprocess.run(
+        [sys.executable, str(PROJECT / "tests" / "dags" / "describe.py"), str(PROJECT / "dags")],
+        env=environ,
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert "RESULT" in done.stdout, done.stderr[-3000:]
     return json.loads(done.stdout.rsplit("RESULT", 1)[1])
 
@@ -65,10 +81,16 @@ def test_every_dag_has_a_runbook_tags_one_run_at_a_time_and_no_catch_up(describe
         assert all(dag["described"].values()) and {"as_of", "config", "dataset", "settings"} <= set(dag["described"])
 
 
-@pytest.mark.parametrize(("kind", "as_of"), [
-    ("scheduled", "2026-01-03T06:00:00Z"), ("backfill", "2026-01-02T00:30:00Z"), ("manual", "2026-01-03T06:00:00Z"),
-    ("without_interval", "2026-01-03T06:00:00Z"), ("asset_triggered", "2026-01-03T06:00:00Z"),
-])
+@pytest.mark.parametrize(
+    ("kind", "as_of"),
+    [
+        ("scheduled", "2026-01-03T06:00:00Z"),
+        ("backfill", "2026-01-02T00:30:00Z"),
+        ("manual", "2026-01-03T06:00:00Z"),
+        ("without_interval", "2026-01-03T06:00:00Z"),
+        ("asset_triggered", "2026-01-03T06:00:00Z"),
+    ],
+)
 def test_every_command_has_the_logical_time_with_its_zone(described, kind, as_of):
     for dag in described["dags"].values():
         for name, task in dag["tasks"].items():
@@ -79,8 +101,14 @@ def test_every_command_has_the_logical_time_with_its_zone(described, kind, as_of
 
 def test_params_reach_the_command_line(described):
     tasks = {name: task["filled"] for dag in described["dags"].values() for name, task in dag["tasks"].items()}
-    base = ["--as-of", "2026-01-01T00:00:00+05:30", "--config", "/etc/solaris.toml", "--set=serving.ttl_hours=12",
-            f"--set=log.dataset={PROJECT / 'own' / 'log.toml'}"]
+    base = [
+        "--as-of",
+        "2026-01-01T00:00:00+05:30",
+        "--config",
+        "/etc/solaris.toml",
+        "--set=serving.ttl_hours=12",
+        f"--set=log.dataset={PROJECT / 'own' / 'log.toml'}",
+    ]
     assert tasks["ingest_log"][1:] == base
     assert tasks["predict_pairs"][1:] == [*base, "--set=predict_pairs.budget=5000"]
 
@@ -101,7 +129,8 @@ def test_a_released_model_is_evaluated_and_not_trained_over(described):
 
 def test_a_time_in_the_future_fails_without_a_retry(described):
     assert described["checks"]["the future"] == (
-        "AirflowFailException: as_of 2999-01-01T00:00:00Z is in the future; trigger again with a time that has passed")
+        "AirflowFailException: as_of 2999-01-01T00:00:00Z is in the future; trigger again with a time that has passed"
+    )
 
 
 def test_dag_files_import_nothing_of_the_packages():

@@ -19,14 +19,26 @@ def pair(user, item, vector, **more):
 def embeddings(fill):
     """Five slices around the ends of the 24 h before AS_OF."""
     fill("pair_embeddings", [pair(1, 1, [100, 100])], AS_OF - hours(24))  # exactly 24 h: too old
-    fill("pair_embeddings", [
-        pair(1, 1, [1, 0]), pair(1, 2, [0, 3], probability=0.25), pair(LARGEST, 7, [5, 5]),
-        pair(3, 7, [0, 0], embedding=np.array([np.inf, 0], "<f2").tobytes()), pair(4, 1, [8, 8], model_version="m0"),
-    ], AS_OF - hours(18))
-    fill("pair_embeddings", [
-        pair(1, 1, [3, 1], probability=None), pair(SMALLEST, -2, [2, -2]),
-        pair(SMALLEST, 9, [0, 0], embedding=encode([[127, 0]], "int8")[0].as_py(), codec="int8"),
-    ], AS_OF)
+    fill(
+        "pair_embeddings",
+        [
+            pair(1, 1, [1, 0]),
+            pair(1, 2, [0, 3], probability=0.25),
+            pair(LARGEST, 7, [5, 5]),
+            pair(3, 7, [0, 0], embedding=np.array([np.inf, 0], "<f2").tobytes()),
+            pair(4, 1, [8, 8], model_version="m0"),
+        ],
+        AS_OF - hours(18),
+    )
+    fill(
+        "pair_embeddings",
+        [
+            pair(1, 1, [3, 1], probability=None),
+            pair(SMALLEST, -2, [2, -2]),
+            pair(SMALLEST, 9, [0, 0], embedding=encode([[127, 0]], "int8")[0].as_py(), codec="int8"),
+        ],
+        AS_OF,
+    )
     fill("pair_embeddings", [pair(1, 1, [50, 50])], AS_OF + hours(6))  # the future
     return AS_OF
 
@@ -63,15 +75,19 @@ def test_means_of_the_latest_embedding_per_pair_of_the_window(make_run, tables, 
     spark.conf.set("spark.sql.shuffle.partitions", before)
     again = rows_of(tables)
     assert {user: row.embedding for user, row in again.items()} == {user: row.embedding for user, row in rows.items()}
-    aggregate_users.run(*make_run("aggregate_users", AS_OF, "aggregate_users.half_life_hours=18",
-                                  "aggregate_users.weight_by_probability=true"))
+    aggregate_users.run(
+        *make_run(
+            "aggregate_users", AS_OF, "aggregate_users.half_life_hours=18", "aggregate_users.weight_by_probability=true"
+        )
+    )
     weighted = (np.array([3, 1]) * 1 + np.array([0, 3]) * 0.5 * 0.25) / 1.125
     assert decode([rows_of(tables)[1].embedding])[0] == pytest.approx(weighted, rel=1e-3)
 
     # The share of refused rows is judged before anything is written.
     with pytest.raises(RunFailed, match="1 of 6 rows were rejected"):
-        aggregate_users.run(*make_run("aggregate_users", AS_OF, "quality.min_rows_for_rate=1",
-                                      "quality.max_reject_rate=0.1"))
+        aggregate_users.run(
+            *make_run("aggregate_users", AS_OF, "quality.min_rows_for_rate=1", "quality.max_reject_rate=0.1")
+        )
     assert len(rows_of(tables)) == 3
 
     # A model without embeddings yet, and a window without any: an empty slice, and what was rejected before is cleared.

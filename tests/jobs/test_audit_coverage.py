@@ -16,8 +16,17 @@ QUERIES = Path(__file__).parents[2] / "docs" / "coverage-audits.md"
 
 
 def history(user, at, checkpoint=True):
-    return {"user_id": user, "shown": [], "clicked": [], "requests": 1, "scored_rows": 1, "shown_rows": 0,
-            "clicked_rows": 0, "last_event_time": at - hours(1), "checkpoint": checkpoint}
+    return {
+        "user_id": user,
+        "shown": [],
+        "clicked": [],
+        "requests": 1,
+        "scored_rows": 1,
+        "shown_rows": 0,
+        "clicked_rows": 0,
+        "last_event_time": at - hours(1),
+        "checkpoint": checkpoint,
+    }
 
 
 @pytest.fixture
@@ -36,28 +45,39 @@ def window(root, fill):
     def row(user, item, minutes, request, shown, surface="feed"):
         return log_row(user, item, SIX + minutes * MINUTES, request_id=request, shown=shown, surface=surface)
 
-    fill("ranking_log", [
-        row(1, 10, 5, "a", True),              # no snapshot yet
-        row(1, 10, 20, "b", True),             # first: pair, 20 min
-        row(1, 11, 20, "b", False),            # first: pair, 20 min
-        row(1, 12, 30, "c", True),             # first: user_mean, 30 min
-        row(2, 10, 30, "d", True),             # first: none
-        row(1, 10, 60, "e", False, "reels"),   # first: pair, 60 min
-        row(1, 11, 200, "f", True, "reels"),   # second: user_mean, 200 min
-        row(3, 10, 200, "g", False, "all"),    # second: none; a surface of the name that sums have
-        row(1, 10, 210, "h", False),           # second: pair, 210 min
-    ], AS_OF)
+    fill(
+        "ranking_log",
+        [
+            row(1, 10, 5, "a", True),  # no snapshot yet
+            row(1, 10, 20, "b", True),  # first: pair, 20 min
+            row(1, 11, 20, "b", False),  # first: pair, 20 min
+            row(1, 12, 30, "c", True),  # first: user_mean, 30 min
+            row(2, 10, 30, "d", True),  # first: none
+            row(1, 10, 60, "e", False, "reels"),  # first: pair, 60 min
+            row(1, 11, 200, "f", True, "reels"),  # second: user_mean, 200 min
+            row(3, 10, 200, "g", False, "all"),  # second: none; a surface of the name that sums have
+            row(1, 10, 210, "h", False),  # second: pair, 210 min
+        ],
+        AS_OF,
+    )
     fill("ranking_log", [log_row(4, 10, AS_OF, request_id="next")], AS_OF + hours(6))
-    fill("candidate_pairs", [
-        {"user_id": 1, "item_id": 10, "cost": 5.0, "expected_rows": 3.0},
-        {"user_id": 1, "item_id": 11, "cost": 5.0, "expected_rows": 1.0},
-        {"user_id": 2, "item_id": 99, "cost": 5.0, "expected_rows": 0.5},  # computed, never scored
-        {"user_id": 3, "item_id": 10, "cost": 0.0, "expected_rows": 0.25, "action": "reuse"},  # reused and scored
-        {"user_id": 2, "item_id": 10, "cost": 5.0, "expected_rows": 0.25},  # its embedding was refused
-    ], SIX)
+    fill(
+        "candidate_pairs",
+        [
+            {"user_id": 1, "item_id": 10, "cost": 5.0, "expected_rows": 3.0},
+            {"user_id": 1, "item_id": 11, "cost": 5.0, "expected_rows": 1.0},
+            {"user_id": 2, "item_id": 99, "cost": 5.0, "expected_rows": 0.5},  # computed, never scored
+            {"user_id": 3, "item_id": 10, "cost": 0.0, "expected_rows": 0.25, "action": "reuse"},  # reused and scored
+            {"user_id": 2, "item_id": 10, "cost": 5.0, "expected_rows": 0.25},  # its embedding was refused
+        ],
+        SIX,
+    )
     stored = b"\x00\x3c" * 4
-    fill("pair_embeddings", [{"user_id": user, "item_id": item, "embedding": stored}
-                             for user, item in ((1, 10), (1, 11), (2, 99))], SIX)
+    fill(
+        "pair_embeddings",
+        [{"user_id": user, "item_id": item, "embedding": stored} for user, item in ((1, 10), (1, 11), (2, 99))],
+        SIX,
+    )
     return first, second
 
 
@@ -69,21 +89,43 @@ def test_the_audit_counts_every_row_once_per_group_and_reconciles_the_prediction
     found = {(row.snapshot_id, row.surface, row.population, row.segment, row.tier): row for row in rows}
     assert len(found) == len(rows) == report.rows_out
     assert {(row.window_start.isoformat(), row.window_end.isoformat()) for row in rows} == {
-        ("2026-01-02T18:00:00", "2026-01-03T00:00:00")}
+        ("2026-01-02T18:00:00", "2026-01-03T00:00:00")
+    }
 
     def counts(surface, population, segment="all"):
         return {(key[0], key[4]): row.rows for key, row in found.items() if key[1:4] == (surface, population, segment)}
 
     assert counts("all", "scored") == {
-        ("none", "none"): 1, (first, "pair"): 3, (first, "user_mean"): 1, (first, "none"): 1,
-        (second, "user_mean"): 1, (second, "none"): 1, (second, "pair"): 1}
+        ("none", "none"): 1,
+        (first, "pair"): 3,
+        (first, "user_mean"): 1,
+        (first, "none"): 1,
+        (second, "user_mean"): 1,
+        (second, "none"): 1,
+        (second, "pair"): 1,
+    }
     assert counts("all", "shown") == {
-        ("none", "none"): 1, (first, "pair"): 1, (first, "user_mean"): 1, (first, "none"): 1, (second, "user_mean"): 1}
+        ("none", "none"): 1,
+        (first, "pair"): 1,
+        (first, "user_mean"): 1,
+        (first, "none"): 1,
+        (second, "user_mean"): 1,
+    }
     assert counts("feed", "scored") == {
-        ("none", "none"): 1, (first, "pair"): 2, (first, "user_mean"): 1, (first, "none"): 1, (second, "pair"): 1}
+        ("none", "none"): 1,
+        (first, "pair"): 2,
+        (first, "user_mean"): 1,
+        (first, "none"): 1,
+        (second, "pair"): 1,
+    }
     assert counts("reels", "scored") == {(first, "pair"): 1, (second, "user_mean"): 1}
     assert counts("all", "scored", "user:hot") == {
-        ("none", "none"): 1, (first, "pair"): 3, (first, "user_mean"): 1, (second, "user_mean"): 1, (second, "pair"): 1}
+        ("none", "none"): 1,
+        (first, "pair"): 3,
+        (first, "user_mean"): 1,
+        (second, "user_mean"): 1,
+        (second, "pair"): 1,
+    }
     assert counts("all", "scored", "user:regular") == {(first, "none"): 1}
     assert counts("all", "scored", "user:new") == {(second, "none"): 1}
 
@@ -98,12 +140,26 @@ def test_the_audit_counts_every_row_once_per_group_and_reconciles_the_prediction
     assert (nothing.mean_age_seconds, nothing.p90_age_seconds) == (None, None)
 
     assert report.rows_in == 9 and report.metrics == {
-        "rows": 9, "coverage": pytest.approx(6 / 9), "coverage_pair": pytest.approx(4 / 9),
-        "coverage_user_mean": pytest.approx(2 / 9)}
+        "rows": 9,
+        "coverage": pytest.approx(6 / 9),
+        "coverage_pair": pytest.approx(4 / 9),
+        "coverage_user_mean": pytest.approx(2 / 9),
+    }
     ledger = tables.read("precompute_ledger").collect()
     assert len(ledger) == 1
-    names = ("predicted", "computed", "rejected", "reused", "hit", "wasted", "scored_rows", "covered_rows",
-             "expected_rows", "cost", "seconds")
+    names = (
+        "predicted",
+        "computed",
+        "rejected",
+        "reused",
+        "hit",
+        "wasted",
+        "scored_rows",
+        "covered_rows",
+        "expected_rows",
+        "cost",
+        "seconds",
+    )
     # covered: four rows of (1, 10), two of (1, 11), one of (3, 10); the refused pair's row is not
     assert tuple(ledger[0][name] for name in names) == (5, 3, 1, 1, 2, 1, 9, 7, 5.0, 15.0, None)
     assert ledger[0].predicted_at.isoformat() == "2026-01-02T18:00:00"
@@ -120,21 +176,29 @@ def test_the_audit_counts_every_row_once_per_group_and_reconciles_the_prediction
     tables.register_views()
     text = QUERIES.read_text()
     queries = re.findall(r"```sql\n(.*?)```", text, re.DOTALL)
-    answers = {title: spark.sql(query).collect()
-               for title, query in zip(re.findall(r"^## (.*)$", text, re.MULTILINE), queries, strict=True)}
+    answers = {
+        title: spark.sql(query).collect()
+        for title, query in zip(re.findall(r"^## (.*)$", text, re.MULTILINE), queries, strict=True)
+    }
     assert len(answers) == 10
     coverage = answers["Coverage of each window"]
     assert [(row.rows, row.coverage) for row in coverage] == [(9, pytest.approx(0.6667))]
     tiers = {row.tier: (row.rows, row.cumulative_share) for row in answers["What each tier adds"]}
-    assert tiers == {"pair": (4, pytest.approx(0.4444)), "user_mean": (2, pytest.approx(0.6667)),
-                     "none": (3, pytest.approx(1.0))}
+    assert tiers == {
+        "pair": (4, pytest.approx(0.4444)),
+        "user_mean": (2, pytest.approx(0.6667)),
+        "none": (3, pytest.approx(1.0)),
+    }
 
 
 def test_a_coverage_below_the_limit_fails_after_the_audit_is_written(make_run, tables, window):
     # where a snapshot was live: 6 of 8 rows covered, 4 by their own pair
     limits = ["audit_coverage.segments=false", "quality.min_rows_for_rate=8"]
-    audit_coverage.run(*make_run("audit_coverage", AS_OF, *limits, "audit_coverage.min_coverage=0.75",
-                                 "audit_coverage.min_pair_coverage=0.5"))
+    audit_coverage.run(
+        *make_run(
+            "audit_coverage", AS_OF, *limits, "audit_coverage.min_coverage=0.75", "audit_coverage.min_pair_coverage=0.5"
+        )
+    )
     tables.replace(tables.read_slice("coverage_audit", AS_OF).limit(0), "coverage_audit", slice="20260103T000000Z")
     with pytest.raises(RunFailed, match=r"0\.7500 is below audit_coverage\.min_coverage = 0\.76"):
         audit_coverage.run(*make_run("audit_coverage", AS_OF, *limits, "audit_coverage.min_coverage=0.76"))
@@ -143,8 +207,9 @@ def test_a_coverage_below_the_limit_fails_after_the_audit_is_written(make_run, t
 
 def test_a_window_without_snapshots_or_rows_is_audited_too(make_run, fill, tables):
     fill("ranking_log", [log_row(1, 10, AS_OF - hours(1)), log_row(1, 11, AS_OF - hours(1), shown=False)], AS_OF)
-    report = audit_coverage.run(*make_run("audit_coverage", AS_OF, "audit_coverage.min_coverage=1",
-                                          "quality.min_rows_for_rate=1"))
+    report = audit_coverage.run(
+        *make_run("audit_coverage", AS_OF, "audit_coverage.min_coverage=1", "quality.min_rows_for_rate=1")
+    )
     rows = tables.read_slice("coverage_audit", AS_OF).collect()
     assert {(row.snapshot_id, row.tier, row.share) for row in rows} == {("none", "none", 1.0)}
     assert report.metrics == {"rows": 2, "coverage": 0.0}

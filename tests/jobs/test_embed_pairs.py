@@ -19,14 +19,32 @@ from solaris_udf.foundation.model import Model
 from solaris_udf.foundation.udf import embed_udf_of
 from tests.conftest import AS_OF, hours
 
-HISTORY = {"shown": [], "clicked": [], "requests": 1, "scored_rows": 1, "shown_rows": 0, "clicked_rows": 0,
-           "last_event_time": AS_OF - hours(1), "checkpoint": True}
+HISTORY = {
+    "shown": [],
+    "clicked": [],
+    "requests": 1,
+    "scored_rows": 1,
+    "shown_rows": 0,
+    "clicked_rows": 0,
+    "last_event_time": AS_OF - hours(1),
+    "checkpoint": True,
+}
 LOW, HIGH = -(2**63), 2**63 - 1
 
 
 def description(version="m1", dim=3):
-    return Description("fake", version, dim, check_names(["clicked_mask", "item_id"]), {"clicked": 4, "shown": 4}, 0,
-                       ("click",), 1.0, 1.0, {"user_encoder.pt2": "", "pair_head.pt2": ""})
+    return Description(
+        "fake",
+        version,
+        dim,
+        check_names(["clicked_mask", "item_id"]),
+        {"clicked": 4, "shown": 4},
+        0,
+        ("click",),
+        1.0,
+        1.0,
+        {"user_encoder.pt2": "", "pair_head.pt2": ""},
+    )
 
 
 def fake(log, bad=()):
@@ -56,8 +74,13 @@ def with_model(monkeypatch, tmp_path):
 
     def use(**options):
         monkeypatch.setattr(job, "_model", lambda run, settings: (Path("fake"), description(), []))
-        monkeypatch.setattr(job, "embed_udf", lambda folder, items, *, codec, threads, limits, **_: embed_udf_of(
-            fake(str(log), **options), items, codec=codec, threads=threads, limits=limits))
+        monkeypatch.setattr(
+            job,
+            "embed_udf",
+            lambda folder, items, *, codec, threads, limits, **_: embed_udf_of(
+                fake(str(log), **options), items, codec=codec, threads=threads, limits=limits
+            ),
+        )
         return log
 
     return use
@@ -68,15 +91,24 @@ def computed(log):
 
 
 def test_selected_pairs_are_embedded_once_also_when_the_run_is_repeated(tables, fill, make_run, with_model):
-    fill("candidate_pairs", [
-        {"user_id": 1, "item_id": LOW, "probability": 0.25}, {"user_id": 1, "item_id": HIGH},
-        {"user_id": 1, "item_id": 5},
-        {"user_id": LOW, "item_id": 2**53 + 1}, {"user_id": HIGH, "item_id": 13}, {"user_id": HIGH, "item_id": 77},
-        {"user_id": 1, "item_id": 99, "action": "reuse"},
-    ])
-    fill("user_histories", [
-        {**HISTORY, "user_id": 1, "clicked": [{"item_id": 5, "event_time": AS_OF - hours(h)} for h in (3, 2)]},
-    ])
+    fill(
+        "candidate_pairs",
+        [
+            {"user_id": 1, "item_id": LOW, "probability": 0.25},
+            {"user_id": 1, "item_id": HIGH},
+            {"user_id": 1, "item_id": 5},
+            {"user_id": LOW, "item_id": 2**53 + 1},
+            {"user_id": HIGH, "item_id": 13},
+            {"user_id": HIGH, "item_id": 77},
+            {"user_id": 1, "item_id": 99, "action": "reuse"},
+        ],
+    )
+    fill(
+        "user_histories",
+        [
+            {**HISTORY, "user_id": 1, "clicked": [{"item_id": 5, "event_time": AS_OF - hours(h)} for h in (3, 2)]},
+        ],
+    )
     fill("items", [{"item_id": 5, "category_id": None}, {"item_id": HIGH, "category_id": 3}])
     log = with_model(bad=(13,))
     run, settings = make_run("embed_pairs", AS_OF, "quality.min_rows_for_rate=100")
@@ -87,13 +119,19 @@ def test_selected_pairs_are_embedded_once_also_when_the_run_is_repeated(tables, 
     assert all(file.read_text() == "x" for file in log.glob("load-*"))  # one load a worker
 
     rows = {(row.user_id, row.item_id): row for row in tables.read("pair_embeddings").collect()}
-    expected = {(1, LOW): [2, LOW % 7, 1], (1, HIGH): [2, HIGH % 7, 1], (1, 5): [2, 5, 1],
-                (LOW, 2**53 + 1): [0, (2**53 + 1) % 7, 1], (HIGH, 77): [0, 0, 1]}
+    expected = {
+        (1, LOW): [2, LOW % 7, 1],
+        (1, HIGH): [2, HIGH % 7, 1],
+        (1, 5): [2, 5, 1],
+        (LOW, 2**53 + 1): [0, (2**53 + 1) % 7, 1],
+        (HIGH, 77): [0, 0, 1],
+    }
     assert {key: decode([bytes(row.embedding)])[0].tolist() for key, row in rows.items()} == expected
     assert {row.model_version for row in rows.values()} == {"m1"} and rows[(1, LOW)].probability == 0.25
     refused = tables.read("rejected_rows").collect()
     assert [(row.reason, row.row) for row in refused] == [
-        ("embedding is not finite", f'{{"user_id":{HIGH},"item_id":13,"model_version":"m1"}}')]
+        ("embedding is not finite", f'{{"user_id":{HIGH},"item_id":13,"model_version":"m1"}}')
+    ]
 
     # Again: only the refused pair is tried; a new candidate is added, one no longer wanted goes.
     fill("candidate_pairs", [{"user_id": user, "item_id": item} for user, item in ((1, 5), (HIGH, 13), (2, 8))])
@@ -135,8 +173,11 @@ _grouped = job.grouped_by_user
 
 def test_a_giant_user_is_split_into_rows_that_hold_each_item_once(spark):
     pairs = spark.range(10).select(F.lit(1).cast("bigint").alias("user_id"), (9 - F.col("id")).alias("item_id"))
-    histories = spark.createDataFrame([], "user_id BIGINT, shown ARRAY<BIGINT>, clicked ARRAY<BIGINT>, "
-                                          "requests BIGINT, scored_rows BIGINT, shown_rows BIGINT, clicked_rows BIGINT")
+    histories = spark.createDataFrame(
+        [],
+        "user_id BIGINT, shown ARRAY<BIGINT>, clicked ARRAY<BIGINT>, "
+        "requests BIGINT, scored_rows BIGINT, shown_rows BIGINT, clicked_rows BIGINT",
+    )
     rows = sorted(row.item_ids for row in job.grouped_by_user(pairs, histories, 2, 4).collect())
     assert rows == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 

@@ -9,9 +9,14 @@ from jobs.common.vm_rows import item_counts, states_at
 from solaris_udf.codec import encode
 from tests.conftest import AS_OF, hours, log_row
 
-SETTINGS = ["evaluate_uplift.seeds=2", "evaluate_uplift.epochs=5", "evaluate_uplift.batch=128",
-            "evaluate_uplift.replicates=300", "evaluate_uplift.coverage_sweep=[0.3, 1.0]",
-            'evaluate_uplift.feature_sets=["embeddings", "distillation", "shuffled", "flags_only"]']
+SETTINGS = [
+    "evaluate_uplift.seeds=2",
+    "evaluate_uplift.epochs=5",
+    "evaluate_uplift.batch=128",
+    "evaluate_uplift.replicates=300",
+    "evaluate_uplift.coverage_sweep=[0.3, 1.0]",
+    'evaluate_uplift.feature_sets=["embeddings", "distillation", "shuffled", "flags_only"]',
+]
 SLICES = [AS_OF - hours(6 * back) for back in (5, 4, 3, 2, 1, 0)]
 
 
@@ -20,11 +25,22 @@ def training_row(number, as_of, user, item, vector, clicked, version="m1", shown
     served = vector is not None
     packed = encode(vector[None])[0].as_py() if served else None
     return {
-        "request_id": f"r{number}", "event_time": as_of - hours(1), "user_id": user, "item_id": item, "surface": "feed",
-        "shown": shown, "clicked": clicked, "snapshot_id": "s" if served else None,
-        "model_version": version if served else None, "tier": "pair" if served else "none", "embedding": packed,
-        "age_seconds": 3600 if served else -1, "similarity": 1.0 if served else 0.0, "user_tier": "none",
-        "user_age_seconds": -1, "user_similarity": 0.0,
+        "request_id": f"r{number}",
+        "event_time": as_of - hours(1),
+        "user_id": user,
+        "item_id": item,
+        "surface": "feed",
+        "shown": shown,
+        "clicked": clicked,
+        "snapshot_id": "s" if served else None,
+        "model_version": version if served else None,
+        "tier": "pair" if served else "none",
+        "embedding": packed,
+        "age_seconds": 3600 if served else -1,
+        "similarity": 1.0 if served else 0.0,
+        "user_tier": "none",
+        "user_age_seconds": -1,
+        "user_similarity": 0.0,
     }
 
 
@@ -44,8 +60,14 @@ def training(spark, root, fill):
             number += 1
         rows.append(training_row(f"other{as_of}", as_of, 1, 2, None, True, shown=False))
         fill("training_rows", rows, as_of)
-    fill("items", [{"item_id": item, "category_id": item % 3, "advertiser_id": item % 5, "features": [0.5, float(item)]}
-                   for item in range(30)], SLICES[0])
+    fill(
+        "items",
+        [
+            {"item_id": item, "category_id": item % 3, "advertiser_id": item % 5, "features": [0.5, float(item)]}
+            for item in range(30)
+        ],
+        SLICES[0],
+    )
     (root / "raw" / "world").mkdir(parents=True)
     frame = spark.createDataFrame(truth, "request_id STRING, item_id BIGINT, click_probability DOUBLE")
     frame.write.parquet(str(root / "raw" / "world" / "truth"))
@@ -82,7 +104,8 @@ def test_vectors_that_know_the_click_win_and_the_controls_do_not(make_run, table
     evaluate_uplift.run(*make_run("evaluate_uplift", AS_OF, *SETTINGS))
     again = tables.read("vm_evaluations").collect()
     assert {(row.metric, row.seed, row.feature_set, row.setting, row.value) for row in again} == {
-        (row.metric, row.seed, row.feature_set, row.setting, row.value) for row in rows}
+        (row.metric, row.seed, row.feature_set, row.setting, row.value) for row in rows
+    }
 
 
 def test_what_is_missing_is_named(make_run, fill):
@@ -100,8 +123,17 @@ def test_what_is_missing_is_named(make_run, fill):
 
 def test_states_and_counts_are_those_known_at_the_time(spark, fill, tables):
     def history(user, at, requests, checkpoint=False):
-        return {"user_id": user, "shown": [], "clicked": [(5, at - hours(1))], "requests": requests, "scored_rows": 9,
-                "shown_rows": 3, "clicked_rows": 1, "last_event_time": at - hours(1), "checkpoint": checkpoint}
+        return {
+            "user_id": user,
+            "shown": [],
+            "clicked": [(5, at - hours(1))],
+            "requests": requests,
+            "scored_rows": 9,
+            "shown_rows": 3,
+            "clicked_rows": 1,
+            "last_event_time": at - hours(1),
+            "checkpoint": checkpoint,
+        }
 
     early, late = AS_OF - hours(12), AS_OF - hours(6)
     fill("user_histories", [history(1, early, 10, True), history(2, early, 20, True)], early)
@@ -112,15 +144,27 @@ def test_states_and_counts_are_those_known_at_the_time(spark, fill, tables):
     keys = spark.createDataFrame([(user, at, [7]) for user, at in asked], kinds)
     states = states_at(tables, keys, early - hours(1), late).collect()
     assert {(row.user_id, micros(row["at"].replace(tzinfo=AS_OF.tzinfo))): row.requests for row in states} == {
-        (1, micros(early)): 10, (1, micros(late)): 11, (1, micros(late - hours(1))): 10, (2, micros(late)): 20,
-        (2, micros(early - hours(1))): 0, (3, micros(late)): 0}
+        (1, micros(early)): 10,
+        (1, micros(late)): 11,
+        (1, micros(late - hours(1))): 10,
+        (2, micros(late)): 20,
+        (2, micros(early - hours(1))): 0,
+        (3, micros(late)): 0,
+    }
     stranger = next(row for row in states if row.user_id == 3)
     assert (stranger.shown, stranger.clicked, stranger.item_ids) == ([], [], [7])
 
-    fill("ranking_log", [
-        log_row(1, 5, late - hours(1), clicked=True), log_row(2, 5, late - hours(3)), log_row(3, 5, late, clicked=True),
-        log_row(4, 5, late - hours(2), shown=False), log_row(5, 6, late - hours(2), arrived_at=late + hours(1)),
-    ], AS_OF)
+    fill(
+        "ranking_log",
+        [
+            log_row(1, 5, late - hours(1), clicked=True),
+            log_row(2, 5, late - hours(3)),
+            log_row(3, 5, late, clicked=True),
+            log_row(4, 5, late - hours(2), shown=False),
+            log_row(5, 6, late - hours(2), arrived_at=late + hours(1)),
+        ],
+        AS_OF,
+    )
     counts = item_counts(tables, [late, AS_OF], 6).collect()
     found = {(row.item_id, row.known_at.hour): (row.item_shown, row.item_clicked) for row in counts}
     assert found == {(5, 18): (2, 1), (5, 0): (1, 1)}

@@ -33,19 +33,39 @@ def near(user, *neighbors):
 
 def fill_world(fill):
     """User 1 has pairs and a mean; 2 and 3 only neighbours; 5 an old mean; 6 an expired one; LOW and HIGH extremes."""
-    fill("pair_embeddings", [
-        pair(1, 10, 1, 2), pair(LOW, HIGH, 3, 4), pair(HIGH, LOW, -5, 6), pair(1, 20, 9, 9, model_version="m0"),
-    ], AS_OF)
+    fill(
+        "pair_embeddings",
+        [
+            pair(1, 10, 1, 2),
+            pair(LOW, HIGH, 3, 4),
+            pair(HIGH, LOW, -5, 6),
+            pair(1, 20, 9, 9, model_version="m0"),
+        ],
+        AS_OF,
+    )
     fill("pair_embeddings", [pair(1, 10, 7, 7), pair(1, 11, 0.5, 0.25), pair(HIGH, 11, 8, 8)], AS_OF - hours(6))
     fill("pair_embeddings", [pair(1, 12, 6, 6)], AS_OF - hours(24))
     fill("user_embeddings", [mean(1, AS_OF, 1, 1), mean(HIGH, AS_OF - hours(6), 2, 2)], AS_OF)
-    fill("user_embeddings", [
-        mean(1, AS_OF - hours(24), 9, 9), mean(5, AS_OF - hours(47), 5, 5), mean(6, AS_OF - hours(48), 6, 6),
-    ], AS_OF - hours(24))
-    fill("user_neighbors", [
-        near(2, (1, 0.9)), near(3, (9, 0.99), (HIGH, 0.75), (5, 0.5), (1, 0.25)), near(1, (HIGH, 0.8)),
-        near(7, (9, 0.9)), near(8, (5, -0.5)),
-    ], AS_OF - hours(24))
+    fill(
+        "user_embeddings",
+        [
+            mean(1, AS_OF - hours(24), 9, 9),
+            mean(5, AS_OF - hours(47), 5, 5),
+            mean(6, AS_OF - hours(48), 6, 6),
+        ],
+        AS_OF - hours(24),
+    )
+    fill(
+        "user_neighbors",
+        [
+            near(2, (1, 0.9)),
+            near(3, (9, 0.99), (HIGH, 0.75), (5, 0.5), (1, 0.25)),
+            near(1, (HIGH, 0.8)),
+            near(7, (9, 0.9)),
+            near(8, (5, -0.5)),
+        ],
+        AS_OF - hours(24),
+    )
 
 
 @pytest.mark.spark
@@ -53,7 +73,7 @@ def test_each_tier_of_an_export_answers_with_the_tables_vectors(spark, fill, mak
     fill_world(fill)
     folder = root / "snapshots"
     at = micros(AS_OF + timedelta(seconds=600))
-    job, settings = make_run("export_snapshot", AS_OF, "export_snapshot.shards=3", 'export_snapshot.neighbors=2')
+    job, settings = make_run("export_snapshot", AS_OF, "export_snapshot.shards=3", "export_snapshot.neighbors=2")
     # Two model versions and no model to choose between them.
     with pytest.raises(UserError, match=r"m0, m1"):
         run(job, settings)
@@ -63,7 +83,12 @@ def test_each_tier_of_an_export_answers_with_the_tables_vectors(spark, fill, mak
     spark.conf.set("spark.sql.shuffle.partitions", "1")
     report = run(job, settings)
     assert {name: report.metrics[name] for name in ("pairs", "users_own", "users_neighbor", "shards", "live")} == {
-        "pairs": 5, "users_own": 3, "users_neighbor": 2, "shards": 3, "live": 1}
+        "pairs": 5,
+        "users_own": 3,
+        "users_neighbor": 2,
+        "shards": 3,
+        "live": 1,
+    }
     snapshot = Snapshot.open(folder, verify="full")
     keys = [
         (1, 10, "pair", (1, 2), 600, 1.0, "user_mean", (1, 1)),  # the later of two vectors
@@ -91,7 +116,13 @@ def test_each_tier_of_an_export_answers_with_the_tables_vectors(spark, fill, mak
 
     row = job.tables.read("snapshots").collect()[0]
     assert (row.snapshot_id, row.live_from, row.status, row.pairs, row.users_own, row.users_neighbor) == (
-        snapshot.snapshot_id, (AS_OF + hours(1 / 6)).replace(tzinfo=None), "live", 5, 3, 2)
+        snapshot.snapshot_id,
+        (AS_OF + hours(1 / 6)).replace(tzinfo=None),
+        "live",
+        5,
+        3,
+        2,
+    )
 
     # The same slice again, from other partitions: the same bytes, so the same id and no second folder.
     before = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.arrow")}
@@ -104,10 +135,14 @@ def test_each_tier_of_an_export_answers_with_the_tables_vectors(spark, fill, mak
     assert sorted(path.name for path in folder.iterdir()) == [".publish.lock", snapshot.snapshot_id, "CURRENT"]
 
     # Bad vectors, and a slice without fresh pairs, leave CURRENT alone and nothing behind.
-    fill("pair_embeddings", [
-        {"user_id": 1, "item_id": 1, "embedding": packed(1, 2, 3)},
-        {"user_id": 1, "item_id": 2, "embedding": np.array([np.nan, 1], "<f2").tobytes()},
-    ], AS_OF + hours(18))
+    fill(
+        "pair_embeddings",
+        [
+            {"user_id": 1, "item_id": 1, "embedding": packed(1, 2, 3)},
+            {"user_id": 1, "item_id": 2, "embedding": np.array([np.nan, 1], "<f2").tobytes()},
+        ],
+        AS_OF + hours(18),
+    )
     for hours_later, message in ((18, "stored vectors are bad|differ in dimensions"), (17.5, "there is no fresh pair")):
         late_job, late_settings = make_run("export_snapshot", AS_OF + hours(hours_later), "serving.ttl_hours=6")
         with pytest.raises(RunFailed, match=message):
@@ -124,9 +159,13 @@ def test_spark_and_numpy_agree_on_hash_shard_and_order(spark):
     ids = list(zip(users.tolist(), items.tolist(), strict=True))
     pairs = spark.createDataFrame(ids, "user_id BIGINT, item_id BIGINT")
     pairs = pairs.selectExpr("*", "X'0000' AS embedding", "'float16' AS codec", "timestamp_micros(7) AS as_of")
-    no_users = spark.createDataFrame([], (
-        "user_id BIGINT, embedding BINARY, codec STRING, computed_at BIGINT, tier TINYINT, source_user BIGINT, "
-        "similarity FLOAT, neighbors ARRAY<STRUCT<user_id: BIGINT, similarity: FLOAT>>"))
+    no_users = spark.createDataFrame(
+        [],
+        (
+            "user_id BIGINT, embedding BINARY, codec STRING, computed_at BIGINT, tier TINYINT, source_user BIGINT, "
+            "similarity FLOAT, neighbors ARRAY<STRUCT<user_id: BIGINT, similarity: FLOAT>>"
+        ),
+    )
     rows = shard_rows(pairs, no_users, 5).toArrow()
     found = list(zip(*(rows.column(name).to_pylist() for name in ("shard", "user_id", "item_id")), strict=True))
     hashes = hash_pairs(hash_users(users), items)
@@ -143,8 +182,9 @@ def test_nothing_to_export_is_the_users_to_fix(make_run):
         find_source(job)
 
 
-@pytest.mark.parametrize(("rows", "setting", "shards"), [
-    (0, 0, 2), (1_999_999, 0, 2), (2_000_001, 0, 3), (5_000_000, 0, 5), (10**12, 0, 4096), (0, 7, 7)])
+@pytest.mark.parametrize(
+    ("rows", "setting", "shards"),
+    [(0, 0, 2), (1_999_999, 0, 2), (2_000_001, 0, 3), (5_000_000, 0, 5), (10**12, 0, 4096), (0, 7, 7)],
+)
 def test_shards_follow_the_rows_within_bounds(rows, setting, shards):
     assert choose_shards(rows, setting) == shards
-

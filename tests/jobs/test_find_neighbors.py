@@ -26,8 +26,10 @@ def brute_force(vectors, k):
     """{user: [(user, cosine), ...]} over every pair, most similar first, ties by id."""
     units = {user: np.asarray(v, np.float64) / np.linalg.norm(np.asarray(v, np.float64)) for user, v in vectors.items()}
     return {
-        user: sorted(((other, float(unit @ there)) for other, there in units.items() if other != user),
-                     key=lambda hit: (-round(hit[1], 6), hit[0]))[:k]
+        user: sorted(
+            ((other, float(unit @ there)) for other, there in units.items() if other != user),
+            key=lambda hit: (-round(hit[1], 6), hit[0]),
+        )[:k]
         for user, unit in units.items()
     }
 
@@ -41,16 +43,28 @@ def assert_same(found, expected):
 
 def test_every_seen_user_has_the_nearest_of_their_latest_embedding(make_run, tables, fill):
     seen = [1, 2, 3, LARGEST, SMALLEST, 50, 60, 70]
-    fill("ranking_log", [log_row(user, 1, AS_OF - hours(5)) for user in seen] + [
-        log_row(80, 1, AS_OF - hours(7 * 24)),  # at the start of the 7 days: seen
-        log_row(81, 1, AS_OF - hours(7 * 24 + 1)),  # before: not
-    ])
+    fill(
+        "ranking_log",
+        [log_row(user, 1, AS_OF - hours(5)) for user in seen]
+        + [
+            log_row(80, 1, AS_OF - hours(7 * 24)),  # at the start of the 7 days: seen
+            log_row(81, 1, AS_OF - hours(7 * 24 + 1)),  # before: not
+        ],
+    )
     fill("user_embeddings", [embedding(1, [-1, 0]), embedding(2, [1, 1]), embedding(81, [1, 0])], AS_OF - hours(30))
-    fill("user_embeddings", [
-        embedding(1, [1, 0]), embedding(3, [0, 1]), embedding(LARGEST, [2, 2]), embedding(SMALLEST, [1, -1]),
-        embedding(50, [0, 0]), embedding(60, [0, 0], embedding=np.array([1, np.nan], "<f2").tobytes()),
-        embedding(80, [3, 0]), embedding(99, [1, 0]),
-    ])
+    fill(
+        "user_embeddings",
+        [
+            embedding(1, [1, 0]),
+            embedding(3, [0, 1]),
+            embedding(LARGEST, [2, 2]),
+            embedding(SMALLEST, [1, -1]),
+            embedding(50, [0, 0]),
+            embedding(60, [0, 0], embedding=np.array([1, np.nan], "<f2").tobytes()),
+            embedding(80, [3, 0]),
+            embedding(99, [1, 0]),
+        ],
+    )
     fill("user_embeddings", [embedding(1, [0, -1])], AS_OF + hours(6))  # the future
 
     report = find_neighbors.run(*make_run("find_neighbors", AS_OF, "serving.neighbors=3"))

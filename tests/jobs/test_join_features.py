@@ -46,22 +46,34 @@ def test_each_row_gets_what_the_snapshot_of_its_time_would_have_served(root, mak
         "stranger": (2**62, 10, SIX + hours(1), True),
     }
     kept = {"rating": 4.0, "conversion": 0.0}
-    rows = [log_row(user, item, when, request_id=name, shown=shown, position=3, labels=kept)
-            for name, (user, item, when, shown) in at.items()]
+    rows = [
+        log_row(user, item, when, request_id=name, shown=shown, position=3, labels=kept)
+        for name, (user, item, when, shown) in at.items()
+    ]
     rows[5] = log_row(1, 10, SIX, request_id="expired", clicked=True)
     late_row = log_row(1, 10, AS_OF - hours(1), request_id="late", arrived_at=AS_OF + hours(1))
     fill("ranking_log", [*rows, log_row(1, 10, SIX - timedelta(seconds=1), request_id="earlier")], AS_OF)
     fill("ranking_log", [late_row, log_row(1, 10, AS_OF, request_id="future")], AS_OF + hours(6))
 
     def event(name, label, value, occurred, arrived):
-        return {"request_id": name, "item_id": at[name][1], "label": label, "value": value, "occurred_at": occurred,
-                "arrived_at": arrived}
+        return {
+            "request_id": name,
+            "item_id": at[name][1],
+            "label": label,
+            "value": value,
+            "occurred_at": occurred,
+            "arrived_at": arrived,
+        }
 
-    fill("label_events", [
-        event("at the switch", "conversion", 1.0, AS_OF - hours(2), AS_OF - hours(1)),
-        event("at the switch", "revenue", 2.0, AS_OF - hours(3), AS_OF),
-        event("at the switch", "revenue", 7.0, AS_OF - hours(2), AS_OF),
-    ], AS_OF)
+    fill(
+        "label_events",
+        [
+            event("at the switch", "conversion", 1.0, AS_OF - hours(2), AS_OF - hours(1)),
+            event("at the switch", "revenue", 2.0, AS_OF - hours(3), AS_OF),
+            event("at the switch", "revenue", 7.0, AS_OF - hours(2), AS_OF),
+        ],
+        AS_OF,
+    )
     fill("label_events", [event("stranger", "conversion", 1.0, AS_OF - hours(1), AS_OF + hours(1))], AS_OF + hours(6))
 
     run, settings = make_run("join_features", AS_OF)
@@ -88,8 +100,17 @@ def test_each_row_gets_what_the_snapshot_of_its_time_would_have_served(root, mak
         return None if packed is None else decode([bytes(packed)])[0].tolist()
 
     for name, row in found.items():
-        assert (row.snapshot_id, row.tier, vector_of(row.embedding), row.age_seconds, row.similarity, row.user_tier,
-                vector_of(row.user_embedding), row.user_age_seconds, row.user_similarity) == expected[name], name
+        assert (
+            row.snapshot_id,
+            row.tier,
+            vector_of(row.embedding),
+            row.age_seconds,
+            row.similarity,
+            row.user_tier,
+            vector_of(row.user_embedding),
+            row.user_age_seconds,
+            row.user_similarity,
+        ) == expected[name], name
         assert row.model_version == "m1"
     assert found["at the switch"].labels == {"rating": 4.0, "conversion": 1.0, "revenue": 7.0}
     assert found["stranger"].labels == kept and found["expired"].labels is None

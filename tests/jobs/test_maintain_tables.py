@@ -67,14 +67,17 @@ def test_snapshots_that_somebody_needs_stay():
     assert removable_snapshots([*names, "notes"], names[-1], set(), set(), AS_OF, keep=2, days=1.0) == names[:7]
 
 
-@pytest.mark.parametrize("override, message", [
-    ("maintain_tables.vacuum_hours=100", "below 168.0 \\(Delta's own limit; allow_short_vacuum"),
-    ("maintain_tables.retention_days={items=3}", "an item's latest row may stand in its oldest slice"),
-    ("maintain_tables.retention_days={job_runs=3}", "history of the runs"),
-    ("maintain_tables.retention_days={pairs=3}", "unknown table 'pairs'"),
-    ("maintain_tables.retention_days={training_rows=0}", "is no number of days"),
-    ('maintain_tables.tables=["pairs"]', "unknown tables \\['pairs'\\]"),
-])
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ("maintain_tables.vacuum_hours=100", "below 168.0 \\(Delta's own limit; allow_short_vacuum"),
+        ("maintain_tables.retention_days={items=3}", "an item's latest row may stand in its oldest slice"),
+        ("maintain_tables.retention_days={job_runs=3}", "history of the runs"),
+        ("maintain_tables.retention_days={pairs=3}", "unknown table 'pairs'"),
+        ("maintain_tables.retention_days={training_rows=0}", "is no number of days"),
+        ('maintain_tables.tables=["pairs"]', "unknown tables \\['pairs'\\]"),
+    ],
+)
 def test_settings_that_would_lose_data_are_refused(make_config, override, message):
     with pytest.raises(UserError, match=message):
         make_config(override)
@@ -111,11 +114,24 @@ def test_what_is_needed_survives_and_the_rest_goes(make_run, tables, fill, root,
         more = {"user_id": age, "last_event_time": moment - hours(1), "checkpoint": checkpoint}
         fill("user_histories", [{**history, **more}], moment)
     fill("ranking_log", [log_row(1, 1, AS_OF - days(91))], AS_OF - days(90))
-    fill("snapshots", [
-        {"snapshot_id": snapshot(moment), "model_version": "m1", "live_from": moment, "status": "live", "pairs": 1,
-         "users_own": 1, "users_neighbor": 0, "bytes": 1, "manifest_sha256": "0"}
-        for moment in (AS_OF - days(9),)
-    ], AS_OF - days(9))
+    fill(
+        "snapshots",
+        [
+            {
+                "snapshot_id": snapshot(moment),
+                "model_version": "m1",
+                "live_from": moment,
+                "status": "live",
+                "pairs": 1,
+                "users_own": 1,
+                "users_neighbor": 0,
+                "bytes": 1,
+                "manifest_sha256": "0",
+            }
+            for moment in (AS_OF - days(9),)
+        ],
+        AS_OF - days(9),
+    )
 
     folder = root / "snapshots"
     moments = [AS_OF - days(age) for age in (9, 8, 7, 6, 1)] + [AS_OF]
@@ -133,9 +149,12 @@ def test_what_is_needed_survives_and_the_rest_goes(make_run, tables, fill, root,
         os.utime(stale, (time.time() - 3 * 86400,) * 2)
     (folder / ".staging-y").mkdir()
 
-    overrides = ["maintain_tables.retention_days={pair_embeddings=1, user_histories=10, rejected_rows=1}",
-                 "maintain_tables.max_files_per_slice=1", "maintain_tables.keep_snapshots=1",
-                 "maintain_tables.snapshot_days=0.5"]
+    overrides = [
+        "maintain_tables.retention_days={pair_embeddings=1, user_histories=10, rejected_rows=1}",
+        "maintain_tables.max_files_per_slice=1",
+        "maintain_tables.keep_snapshots=1",
+        "maintain_tables.snapshot_days=0.5",
+    ]
     before = everything_below(root)
     planned = maintain_tables.run(*make_run("maintain_tables", AS_OF, *overrides)).metrics
     assert everything_below(root) == before

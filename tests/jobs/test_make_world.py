@@ -16,11 +16,11 @@ from tests.conftest import AS_OF
 
 OUTPUTS = {
     "log": "request_id string, event_time timestamp, arrived_at timestamp, user_id bigint, item_id bigint, "
-           "surface string, position int, shown boolean, clicked boolean",
+    "surface string, position int, shown boolean, clicked boolean",
     "items": "item_id bigint, category_id bigint, advertiser_id bigint, created_at timestamp, bid double, "
-             "objective string, features array<float>",
+    "objective string, features array<float>",
     "label_events": "request_id string, item_id bigint, label string, occurred_at timestamp, arrived_at timestamp, "
-                    "value double",
+    "value double",
     "truth": "request_id string, item_id bigint, click_probability double, conversion_probability double",
 }
 
@@ -33,8 +33,9 @@ def test_a_preset_gives_what_is_not_set():
     assert (demo.parameters(0).users, demo.parameters(0).items, demo.days_or_preset()) == (2000, 800, 6)
 
 
-@pytest.mark.parametrize("setting", ["users=0", "users=-3", "items=0", "days=0", "days=1.5", "world=easy", "size=huge",
-                                     "seed=-1"])
+@pytest.mark.parametrize(
+    "setting", ["users=0", "users=-3", "items=0", "days=0", "days=1.5", "world=easy", "size=huge", "seed=-1"]
+)
 def test_what_can_not_be_is_a_config_error_that_names_the_key(make_config, setting):
     with pytest.raises(UserError, match=f"make_world.{setting.split('=')[0]}"):
         make_config(f"make_world.{setting}")
@@ -72,7 +73,8 @@ def test_a_world_is_written_whole_and_a_retry_replaces_it(spark, root, make_run,
     assert found["truth"] == sorted(row[1:] for row in originals if row[0] == ORIGINAL)
     assert len(found["label_events"]) == int(rows.converted.sum()) > 0
     assert [row[0] for row in found["items"]] == sorted(
-        item for batch in item_batches(world.items(end), end) for item in batch.column("item_id").to_pylist())
+        item for batch in item_batches(world.items(end), end) for item in batch.column("item_id").to_pylist()
+    )
     assert all(start <= row[1] for row in found["log"])
     assert sum(row[1] >= end or row[1] > row[2] for row in found["log"]) == report.metrics["future"]
 

@@ -27,9 +27,14 @@ def world(root, fill):
     start = micros(AS_OF - hours(36))
     rows, state = simulate(world, state_at(world, users, start), start, micros(AS_OF), PARAMETERS.seed)
     items = world.items(micros(AS_OF + hours(6)))
-    fill("items", [{"item_id": int(item), "category_id": int(category)}
-                   for item, category in zip(to_ids("item", np.arange(len(items.category))), items.category,
-                                             strict=True)], AS_OF - hours(36))
+    fill(
+        "items",
+        [
+            {"item_id": int(item), "category_id": int(category)}
+            for item, category in zip(to_ids("item", np.arange(len(items.category))), items.category, strict=True)
+        ],
+        AS_OF - hours(36),
+    )
     for back in range(6):
         as_of = AS_OF - hours(6 * back)
         window = (rows.event_time >= micros(as_of - hours(6))) & (rows.event_time < micros(as_of))
@@ -37,19 +42,36 @@ def world(root, fill):
         made = []
         for row in within:
             truth = np.array(vector(float(logits(rows.click_probability[row]))), np.float32)
-            one = training_row(f"{as_of}-{row}", as_of, int(to_ids("user", rows.user[row])[0]),
-                               int(to_ids("item", rows.item[row])[0]), truth, bool(rows.clicked[row]))
-            made.append({**one, "event_time": from_micros(int(rows.event_time[row])),
-                         "surface": SURFACES[rows.surface[row]]})
+            one = training_row(
+                f"{as_of}-{row}",
+                as_of,
+                int(to_ids("user", rows.user[row])[0]),
+                int(to_ids("item", rows.item[row])[0]),
+                truth,
+                bool(rows.clicked[row]),
+            )
+            made.append(
+                {**one, "event_time": from_micros(int(rows.event_time[row])), "surface": SURFACES[rows.surface[row]]}
+            )
         fill("training_rows", made, as_of)
     running = open_market(items, PARAMETERS.rules, micros(AS_OF), None).running
     item = np.broadcast_to(running, (len(users), len(running)))
     _, match, _ = world.truth.match(state.taste[:, users], items.vector[:, item])
-    chance = world.truth.click(state.users, users, items, item, match, state.last_categories, np.zeros(item.shape),
-                               np.zeros(len(users), np.int64))
-    pairs = [Pair(int(user), int(to_ids("item", number)[0]), AS_OF, vector(float(value)))
-             for user, numbers, values in zip(to_ids("user", users), item, logits(chance), strict=True)
-             for number, value in zip(numbers, values, strict=True)]
+    chance = world.truth.click(
+        state.users,
+        users,
+        items,
+        item,
+        match,
+        state.last_categories,
+        np.zeros(item.shape),
+        np.zeros(len(users), np.int64),
+    )
+    pairs = [
+        Pair(int(user), int(to_ids("item", number)[0]), AS_OF, vector(float(value)))
+        for user, numbers, values in zip(to_ids("user", users), item, logits(chance), strict=True)
+        for number, value in zip(numbers, values, strict=True)
+    ]
     fill("snapshots", [snapshot_row(write_snapshot(root, AS_OF, pairs, []), AS_OF + hours(1))], AS_OF)
     folder = root / "raw" / "world"
     folder.mkdir(parents=True)

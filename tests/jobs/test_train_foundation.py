@@ -33,34 +33,70 @@ def items(tmp_path):
 
 def write_users(path, users):
     """users: {user_id: ([(hour, item, clicked, converted)], [(hour, scored)])}."""
-    rows = [{
-        "user_id": user,
-        "events": [{"time": h * HOUR, "item_id": i, "clicked": c, "converted": v} for h, i, c, v in events],
-        "requests": [{"time": h * HOUR, "scored": n} for h, n in requests],
-    } for user, (events, requests) in users.items()]
+    rows = [
+        {
+            "user_id": user,
+            "events": [{"time": h * HOUR, "item_id": i, "clicked": c, "converted": v} for h, i, c, v in events],
+            "requests": [{"time": h * HOUR, "scored": n} for h, n in requests],
+        }
+        for user, (events, requests) in users.items()
+    ]
     pq.write_table(pa.Table.from_pylist(rows), path)
     return path
 
 
 def test_each_example_has_the_history_strictly_before_its_time(items, tmp_path):
-    path = write_users(tmp_path / "users.parquet", {
-        7: ([(1, 1, True, True), (1, 2, False, False), (2, 3, True, False), (3, 4, True, True), (4, 5, False, False),
-             (5, 6, True, False)], [(1, 10), (2, 10), (2.5, 10), (3, 10), (4, 10), (5, 10)]),
-        3: ([(2, 8, False, False)], [(2, 5)]),
-    })
+    path = write_users(
+        tmp_path / "users.parquet",
+        {
+            7: (
+                [
+                    (1, 1, True, True),
+                    (1, 2, False, False),
+                    (2, 3, True, False),
+                    (3, 4, True, True),
+                    (4, 5, False, False),
+                    (5, 6, True, False),
+                ],
+                [(1, 10), (2, 10), (2.5, 10), (3, 10), (4, 10), (5, 10)],
+            ),
+            3: ([(2, 8, False, False)], [(2, 5)]),
+        },
+    )
     samples = read_samples(path, items, LENGTHS, conversions=True, mature_before=4 * HOUR)
     # Entries: user 3 at 2 h; user 7 at 1, 2, 3, 4, 5 h.
-    batch = samples.batch(np.arange(6), ("user_id", "user_counts", "clicked_item", "shown_item", "shown_clicked",
-                                         "clicked_age_hours"), ("item_id", "item_category"))
+    batch = samples.batch(
+        np.arange(6),
+        ("user_id", "user_counts", "clicked_item", "shown_item", "shown_clicked", "clicked_age_hours"),
+        ("item_id", "item_category"),
+    )
     assert batch.users["user_id"].tolist() == [3, 7, 7, 7, 7, 7]
     assert batch.users["clicked_item"][:, :4].tolist() == [
-        [0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0], [1, 3, 0, 0], [1, 3, 4, 0], [1, 3, 4, 0]]
+        [0, 0, 0, 0],
+        [0, 0, 0, 0],
+        [1, 0, 0, 0],
+        [1, 3, 0, 0],
+        [1, 3, 4, 0],
+        [1, 3, 4, 0],
+    ]
     assert batch.users["shown_item"][:, :5].tolist() == [
-        [0] * 5, [0] * 5, [1, 2, 0, 0, 0], [1, 2, 3, 0, 0], [1, 2, 3, 4, 0], [2, 3, 4, 5, 0]]
+        [0] * 5,
+        [0] * 5,
+        [1, 2, 0, 0, 0],
+        [1, 2, 3, 0, 0],
+        [1, 2, 3, 4, 0],
+        [2, 3, 4, 5, 0],
+    ]
     assert batch.users["shown_clicked"][5, :4].tolist() == [False, True, True, False]
     assert batch.users["clicked_age_hours"][3, :2].tolist() == [2, 1]
     assert np.expm1(batch.users["user_counts"]).round().tolist() == [
-        [0, 0, 0, 0], [0, 0, 0, 0], [1, 10, 2, 1], [3, 30, 3, 2], [4, 40, 4, 3], [5, 50, 5, 3]]
+        [0, 0, 0, 0],
+        [0, 0, 0, 0],
+        [1, 10, 2, 1],
+        [3, 30, 3, 2],
+        [4, 40, 4, 3],
+        [5, 50, 5, 3],
+    ]
     assert batch.items["item_id"].tolist() == [8, 1, 2, 3, 4, 5, 6] and batch.index.tolist() == [0, 1, 1, 2, 3, 4, 5]
     nan = np.nan  # not clicked, or too young for its conversion to be known
     np.testing.assert_array_equal(batch.labels, [[0, nan], [1, 1], [0, nan], [1, 0], [1, 1], [0, nan], [1, nan]])
@@ -126,42 +162,76 @@ def test_it_learns_what_only_the_history_tells_and_resumes_to_the_same_model(lea
     assert "resuming after epoch 2" in caplog.text
     assert resumed.description.version == whole.description.version
     assert sorted(file.name for file in (tmp_path / "killed").iterdir()) == [
-        "model.json", "pair_head.pt2", "user_encoder.pt2"]
+        "model.json",
+        "pair_head.pt2",
+        "user_encoder.pt2",
+    ]
     other = train(learnable, replace(PLAN, epochs=1, seed=1), tmp_path / "other", name="tiny")
     assert other.description.version != whole.description.version
 
 
 def test_the_job_reads_what_was_known_and_exports_a_model(tables, fill, make_run, root, caplog):
-    rows = [log_row(user, item, AS_OF - hours(30 - step), clicked=item % 3 == 0, shown=item < 4,
-                    request_id=f"{user}-{step}")
-            for user in range(8) for step in range(5) for item in range(6)]
+    rows = [
+        log_row(
+            user, item, AS_OF - hours(30 - step), clicked=item % 3 == 0, shown=item < 4, request_id=f"{user}-{step}"
+        )
+        for user in range(8)
+        for step in range(5)
+        for item in range(6)
+    ]
     fill("ranking_log", rows, AS_OF)
     fill("ranking_log", [log_row(0, 3, AS_OF + hours(1), clicked=True)], AS_OF + hours(6))
-    fill("label_events", [
-        {"request_id": request, "item_id": 0, "value": value, "occurred_at": AS_OF - hours(9),
-         "arrived_at": AS_OF - hours(8)} for request, value in (("0-0", 1.0), ("0-1", 0.0))
-    ], AS_OF)
+    fill(
+        "label_events",
+        [
+            {
+                "request_id": request,
+                "item_id": 0,
+                "value": value,
+                "occurred_at": AS_OF - hours(9),
+                "arrived_at": AS_OF - hours(8),
+            }
+            for request, value in (("0-0", 1.0), ("0-1", 0.0))
+        ],
+        AS_OF,
+    )
     fill("items", [{"item_id": item, "category_id": item} for item in range(6)])
 
     labels = tables.read("label_events")
-    found = {row.user_id: row for row in job.user_sequences(
-        job.with_conversions(log_before(tables, AS_OF), labels)).collect()}
+    found = {
+        row.user_id: row
+        for row in job.user_sequences(job.with_conversions(log_before(tables, AS_OF), labels)).collect()
+    }
     assert len(found) == 8
     assert [(e.time - micros(AS_OF), e.item_id, e.clicked, e.converted) for e in found[0].events[:5]] == [
-        (-30 * HOUR, 0, True, True), (-30 * HOUR, 1, False, False), (-30 * HOUR, 2, False, False),
-        (-30 * HOUR, 3, True, False), (-29 * HOUR, 0, True, False)]
+        (-30 * HOUR, 0, True, True),
+        (-30 * HOUR, 1, False, False),
+        (-30 * HOUR, 2, False, False),
+        (-30 * HOUR, 3, True, False),
+        (-29 * HOUR, 0, True, False),
+    ]
     assert [(r.time - micros(AS_OF), r.scored) for r in found[0].requests] == [
-        ((step - 30) * HOUR, 6) for step in range(5)]
+        ((step - 30) * HOUR, 6) for step in range(5)
+    ]
     kept = {row.user_id for row in job.sampled_users(log_before(tables, AS_OF), 0.5, 1).collect()}
-    assert 0 < len(kept) < 8 and kept == {row.user_id for row in job.sampled_users(
-        log_before(tables, AS_OF).repartition(3), 0.5, 1).collect()}
+    assert 0 < len(kept) < 8 and kept == {
+        row.user_id for row in job.sampled_users(log_before(tables, AS_OF).repartition(3), 0.5, 1).collect()
+    }
 
-    run, settings = make_run("train_foundation", AS_OF, "train_foundation.size=tiny", "train_foundation.epochs=1",
-                             "train_foundation.embedding_dim=4")
+    run, settings = make_run(
+        "train_foundation",
+        AS_OF,
+        "train_foundation.size=tiny",
+        "train_foundation.epochs=1",
+        "train_foundation.embedding_dim=4",
+    )
     report = job.run(run, settings)
     assert (report.rows_in, report.rows_out) == (160, 160)
     assert report.metrics["train_rows"] + report.metrics["validation_rows"] == 160
     assert {file.name for file in (root / "models" / "foundation" / "20260103T000000Z").iterdir()} == {
-        "model.json", "pair_head.pt2", "user_encoder.pt2"}
+        "model.json",
+        "pair_head.pt2",
+        "user_encoder.pt2",
+    }
     with pytest.raises(RunFailed, match="no shown row"):
         job.run(*make_run("train_foundation", AS_OF - hours(100)))

@@ -50,31 +50,91 @@ def batch_of(pairs, users, shards, dim, codec="float16"):
         rows.append((*key, vector, at, None, None, None, None))
     for user, one in users.items():
         near = [{"user_id": other, "similarity": similarity} for other, similarity in one["neighbors"]]
-        rows.append((user_hash(user) % 2**32 % shards, 1, user_hash(user), user, 0, one["vector"], one["at"],
-                     TIER_CODES[one["tier"]], one["source"], one["similarity"], near))
+        rows.append(
+            (
+                user_hash(user) % 2**32 % shards,
+                1,
+                user_hash(user),
+                user,
+                0,
+                one["vector"],
+                one["at"],
+                TIER_CODES[one["tier"]],
+                one["source"],
+                one["similarity"],
+                near,
+            )
+        )
     rows.sort(key=lambda row: row[:5])
     columns = list(zip(*rows, strict=True)) if rows else [[] for _ in range(11)]
     vectors = np.array(columns[5], np.float32).reshape(len(rows), dim)
-    types = [pa.int32(), pa.int8(), None, pa.int64(), pa.int64(), None, pa.int64(), pa.int8(), pa.int64(), pa.float32(),
-             pa.list_(pa.struct([("user_id", pa.int64()), ("similarity", pa.float32())]))]
-    names = ["shard", "kind", "", "user_id", "item_id", "", "computed_at", "tier", "source_user", "similarity",
-             "neighbors"]
+    types = [
+        pa.int32(),
+        pa.int8(),
+        None,
+        pa.int64(),
+        pa.int64(),
+        None,
+        pa.int64(),
+        pa.int8(),
+        pa.int64(),
+        pa.float32(),
+        pa.list_(pa.struct([("user_id", pa.int64()), ("similarity", pa.float32())])),
+    ]
+    names = [
+        "shard",
+        "kind",
+        "",
+        "user_id",
+        "item_id",
+        "",
+        "computed_at",
+        "tier",
+        "source_user",
+        "similarity",
+        "neighbors",
+    ]
     arrays = {name: pa.array(column, kind) for name, column, kind in zip(names, columns, types, strict=True) if name}
     arrays["embedding"], arrays["codec"] = encode(vectors, codec), pa.array([codec] * len(rows), pa.string())
     return pa.RecordBatch.from_pydict(arrays)
 
 
-def write_snapshot(root: Path, pairs, users=None, *, shards=2, dim=2, codec="float16", policy=POLICY, neighbors=3,
-                   slice_name="20260103T000000Z", as_of=0, version="m1", split=None, staging=".staging-test"):
+def write_snapshot(
+    root: Path,
+    pairs,
+    users=None,
+    *,
+    shards=2,
+    dim=2,
+    codec="float16",
+    policy=POLICY,
+    neighbors=3,
+    slice_name="20260103T000000Z",
+    as_of=0,
+    version="m1",
+    split=None,
+    staging=".staging-test",
+):
     """Writes the files below root/staging and returns their manifest; split: rows of each batch of the input."""
     batch = batch_of(pairs, users or {}, shards, dim)
     size = split or max(1, batch.num_rows)
     batches = [batch.slice(start, size) for start in range(0, batch.num_rows, size)]
-    out = write_shards(iter(batches), folder=str(root / staging), shards=shards, codec=codec, dim=dim,
-                       neighbors=neighbors)
+    out = write_shards(
+        iter(batches), folder=str(root / staging), shards=shards, codec=codec, dim=dim, neighbors=neighbors
+    )
     summaries = [ShardSummary.parse(text) for part in out for text in part.column("summary").to_pylist()]
-    return assemble(summaries, root / staging, slice_name=slice_name, as_of_micros=as_of, model_version=version,
-                    codec=codec, shards=shards, dim=dim, neighbors=neighbors, policy=policy)
+    return assemble(
+        summaries,
+        root / staging,
+        slice_name=slice_name,
+        as_of_micros=as_of,
+        model_version=version,
+        codec=codec,
+        shards=shards,
+        dim=dim,
+        neighbors=neighbors,
+        policy=policy,
+    )
 
 
 def publish_snapshot(root: Path, pairs, users=None, **more) -> str:
@@ -85,17 +145,30 @@ def publish_snapshot(root: Path, pairs, users=None, **more) -> str:
 
 
 def own(vector, at, neighbors=()):
-    return {"vector": vector, "at": at, "tier": "user_mean", "source": 0, "similarity": 1.0,
-            "neighbors": list(neighbors)}
+    return {
+        "vector": vector,
+        "at": at,
+        "tier": "user_mean",
+        "source": 0,
+        "similarity": 1.0,
+        "neighbors": list(neighbors),
+    }
 
 
 def borrowed(vector, at, similarity, neighbors=()):
-    return {"vector": vector, "at": at, "tier": "neighbor_mean", "source": 0, "similarity": similarity,
-            "neighbors": list(neighbors)}
+    return {
+        "vector": vector,
+        "at": at,
+        "tier": "neighbor_mean",
+        "source": 0,
+        "similarity": similarity,
+        "neighbors": list(neighbors),
+    }
 
 
 def expected(pairs, users, policy, kept, user, item, at):
     """(tier name, vector or None, age in seconds, similarity) by the documented rules, for one key."""
+
     def fresh(computed_at, limit):
         return 0 <= at - computed_at < limit
 

@@ -20,12 +20,16 @@ from solaris_udf.foundation.users import padded_length
 AT = datetime(2026, 1, 3, tzinfo=UTC)
 EVENT = pa.struct([("item_id", pa.int64()), ("event_time", pa.timestamp("us", tz="UTC"))])
 SHOWN = pa.struct([*EVENT, ("clicked", pa.bool_())])
-SCHEMA = pa.schema([
-    ("user_id", pa.int64()), ("at", pa.timestamp("us", tz="UTC")), ("shown", pa.list_(SHOWN)),
-    ("clicked", pa.list_(EVENT)),
-    *[(name, pa.int64()) for name in ("requests", "scored_rows", "shown_rows", "clicked_rows")],
-    ("item_ids", pa.list_(pa.int64())),
-])
+SCHEMA = pa.schema(
+    [
+        ("user_id", pa.int64()),
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("shown", pa.list_(SHOWN)),
+        ("clicked", pa.list_(EVENT)),
+        *[(name, pa.int64()) for name in ("requests", "scored_rows", "shown_rows", "clicked_rows")],
+        ("item_ids", pa.list_(pa.int64())),
+    ]
+)
 LOW, HIGH = -(2**63), 2**63 - 1
 
 
@@ -56,10 +60,14 @@ class Fake:
     def __init__(self, inputs=("clicked_mask", "item_id"), memory=math.inf, embed=None, dim=3):
         self.users, self.pairs, self.memory, self.dim = [], [], memory, dim
         files = {"user_encoder.pt2": "", "pair_head.pt2": ""}
-        self.description = Description("fake", "m1", dim, check_names(inputs), {"clicked": 4, "shown": 4}, 0,
-                                       ("click",), 1.0, 1.0, files)
-        self.embed = embed or (lambda state, index, items: np.stack(
-            [state["clicked_mask"].sum(1)[index], items["item_id"] % 100, np.ones(len(index))], axis=1))
+        self.description = Description(
+            "fake", "m1", dim, check_names(inputs), {"clicked": 4, "shown": 4}, 0, ("click",), 1.0, 1.0, files
+        )
+        self.embed = embed or (
+            lambda state, index, items: np.stack(
+                [state["clicked_mask"].sum(1)[index], items["item_id"] % 100, np.ones(len(index))], axis=1
+            )
+        )
 
     def model(self):
         return Model(self.description, self.encode, self.pair)
@@ -83,20 +91,36 @@ def run(fake, items, *batches, **options):
 
 
 def test_ids_at_the_ends_of_int64_with_nulls_beside_them(items):
-    rows = run(Fake(), items,
-               batch(user(LOW, [HIGH, None, LOW]), user(HIGH, [2**53 + 1], [(7, 1)]), user(5, None)))
+    rows = run(Fake(), items, batch(user(LOW, [HIGH, None, LOW]), user(HIGH, [2**53 + 1], [(7, 1)]), user(5, None)))
     # 2**63 - 1 = ...807, -(2**63) = ...808 below zero, 2**53 + 1 = 9007199254740993
     assert [(row["user_id"], row["item_id"], row["reason"]) for row in rows] == [
-        (LOW, LOW, None), (LOW, HIGH, None), (LOW, None, "item_id is null"), (HIGH, 2**53 + 1, None)]
+        (LOW, LOW, None),
+        (LOW, HIGH, None),
+        (LOW, None, "item_id is null"),
+        (HIGH, 2**53 + 1, None),
+    ]
     vectors = [decode([row["embedding"]])[0].tolist() for row in rows if row["embedding"]]
     assert vectors == [[0, 92, 1], [0, 7, 1], [1, 93, 1]]
     assert all(row["at"] == AT and row["logits"] is None for row in rows)
 
 
 def test_item_features_and_the_defaults_of_unknown_items_and_nulls(items):
-    seen = Fake(("clicked_category", "clicked_advertiser", "clicked_age_hours", "clicked_mask", "user_counts",
-                 "user_id", "item_id", "item_category", "item_advertiser", "item_age_hours", "item_dense"),
-                embed=lambda state, index, items: np.zeros((len(index), 3)))
+    seen = Fake(
+        (
+            "clicked_category",
+            "clicked_advertiser",
+            "clicked_age_hours",
+            "clicked_mask",
+            "user_counts",
+            "user_id",
+            "item_id",
+            "item_category",
+            "item_advertiser",
+            "item_age_hours",
+            "item_dense",
+        ),
+        embed=lambda state, index, items: np.zeros((len(index), 3)),
+    )
     run(seen, items, batch(user(1, [HIGH, LOW, 7, 55], [(55, 3), (7, 1.5), (HIGH, 0)], requests=3)))
     pairs, users = seen.pairs[0], seen.users[0]
     assert pairs["item_category"].tolist() == [3, 0, 4, 0] and pairs["item_advertiser"].tolist() == [0, 9, 8, 0]
@@ -117,8 +141,12 @@ def test_a_history_is_cut_to_its_latest_events(items):
 
 def test_a_giant_user_is_encoded_once_and_batches_stay_bounded(items):
     fake = Fake()
-    rows = sum(len(out) for out in embed_batches(
-        [batch(user(1, list(range(200_000)), [(7, 1)]))], fake.model(), items, limits=Limits(tokens=8000, pairs=900)))
+    rows = sum(
+        len(out)
+        for out in embed_batches(
+            [batch(user(1, list(range(200_000)), [(7, 1)]))], fake.model(), items, limits=Limits(tokens=8000, pairs=900)
+        )
+    )
     assert rows == 200_000 and len(fake.users) == 1
     assert max(len(pairs["item_id"]) for pairs in fake.pairs) == 900
     assert np.array_equal(np.concatenate([pairs["item_id"] for pairs in fake.pairs]), np.arange(200_000))
@@ -140,8 +168,13 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(items):
 @pytest.mark.parametrize(("codec", "big_is_bad"), [("float16", True), ("int8", False)])
 def test_nan_inf_and_overflow_are_refused_with_a_reason(items, codec, big_is_bad):
     values = np.array([[1, 2, 3], [np.nan, 0, 0], [0, np.inf, 0], [70000, 0, 0]], dtype=np.float32)
-    rows = run(Fake(embed=lambda state, index, items: values[items["item_id"]]), items, batch(user(1, [0, 1, 2, 3])),
-               codec=codec, logits=True)
+    rows = run(
+        Fake(embed=lambda state, index, items: values[items["item_id"]]),
+        items,
+        batch(user(1, [0, 1, 2, 3])),
+        codec=codec,
+        logits=True,
+    )
     bad = [row["item_id"] for row in rows if row["reason"] == "embedding is not finite" and row["embedding"] is None]
     assert bad == ([1, 2, 3] if big_is_bad else [1, 2])
     assert decode([rows[0]["embedding"]], codec)[0] == pytest.approx([1, 2, 3], abs=0.02) and rows[2]["logits"] == [2.0]
@@ -172,5 +205,11 @@ def test_items_without_features_and_an_empty_table(tmp_path):
     assert empty.category(np.array([-1])).tolist() == [0]
     rows = [{"item_id": n, "features": [0.0] * n} for n in (1, 2)]
     with pytest.raises(ValueError, match=r"different lengths: \[1, 2\]"):
-        write_item_file([pa.RecordBatch.from_pylist([{**dict.fromkeys(ITEM_SCHEMA.names), **row} for row in rows],
-                                                    schema=ITEM_SCHEMA)], tmp_path / "bad.arrow")
+        write_item_file(
+            [
+                pa.RecordBatch.from_pylist(
+                    [{**dict.fromkeys(ITEM_SCHEMA.names), **row} for row in rows], schema=ITEM_SCHEMA
+                )
+            ],
+            tmp_path / "bad.arrow",
+        )

@@ -55,8 +55,10 @@ def folder(exported, tmp_path):
     return Path(shutil.copytree(exported, tmp_path / "small"))
 
 
-USERS = {"clicked_item": np.array([[12, 5, 0], [8, 0, 0]]),
-         "clicked_mask": np.array([[1, 1, 0], [1, 0, 0]], dtype=bool)}
+USERS = {
+    "clicked_item": np.array([[12, 5, 0], [8, 0, 0]]),
+    "clicked_mask": np.array([[1, 1, 0], [1, 0, 0]], dtype=bool),
+}
 ITEMS = {"item_id": np.array([1, 2, 3]), "item_dense": np.array([[0.5, 0], [1.5, 0], [2.5, 0]], dtype=np.float32)}
 
 
@@ -91,16 +93,22 @@ def test_a_changed_byte_a_missing_file_and_a_foreign_folder_are_refused(folder, 
     assert [finding.level for finding in check_model(folder)] == ["error"]
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"format_version": 2}, "format_version is 2, this code reads 1"),
-    ({"embedding_dim": 0}, "embedding_dim must be a whole number of at least 1, not 0"),
-    ({"files": {"../user_encoder.pt2": "", "pair_model.pt2": ""}}, "must lie inside the folder"),
-    ({"files": {"/etc/passwd": "", "pair_model.pt2": ""}}, "must lie inside the folder"),
-    ({"files": {"user_encoder.pt2": "0"}}, "files must hold user_encoder.pt2 and pair_head.pt2, or pair_model.pt2"),
-    ({"inputs": [{"name": "click_item", "dtype": "int64", "shape": []}]}, "'click_item', did you mean 'clicked_item'"),
-    ({"inputs": [{"name": "item_id", "dtype": "int64", "shape": ["pairs"]}]}, "names no user input"),
-    ({"name": None}, "name must be text"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format_version": 2}, "format_version is 2, this code reads 1"),
+        ({"embedding_dim": 0}, "embedding_dim must be a whole number of at least 1, not 0"),
+        ({"files": {"../user_encoder.pt2": "", "pair_model.pt2": ""}}, "must lie inside the folder"),
+        ({"files": {"/etc/passwd": "", "pair_model.pt2": ""}}, "must lie inside the folder"),
+        ({"files": {"user_encoder.pt2": "0"}}, "files must hold user_encoder.pt2 and pair_head.pt2, or pair_model.pt2"),
+        (
+            {"inputs": [{"name": "click_item", "dtype": "int64", "shape": []}]},
+            "'click_item', did you mean 'clicked_item'",
+        ),
+        ({"inputs": [{"name": "item_id", "dtype": "int64", "shape": ["pairs"]}]}, "names no user input"),
+        ({"name": None}, "name must be text"),
+    ],
+)
 def test_a_wrong_declaration_is_named(folder, change, message):
     content = json.loads((folder / "model.json").read_text())
     (folder / "model.json").write_text(json.dumps({**content, **change}))
@@ -130,23 +138,31 @@ def edit(member, old, new):
 PICKLED = b'{"config": {"w": {"path_name": "weight_0", "use_pickle": true}}}'
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda name, data: b"pickle" if name.endswith("sample_inputs/model.pt") else data, "pickled sample inputs"),
-    (edit("models/model.json", b"torch.ops.aten.stack.default", b"torch.hub.load"), "operator 'torch.hub.load'"),
-    (edit("models/model.json", b"torch.ops.aten.stack.default", b"torch.os.system"), "operator 'torch.os.system'"),
-    (edit("models/model.json", b"Symbol(", b"__import__("), "shape expression"),
-    (lambda name, data: PICKLED if name.endswith("weights_config.json") else data, "tensor w is pickled"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda name, data: b"pickle" if name.endswith("sample_inputs/model.pt") else data, "pickled sample inputs"),
+        (edit("models/model.json", b"torch.ops.aten.stack.default", b"torch.hub.load"), "operator 'torch.hub.load'"),
+        (edit("models/model.json", b"torch.ops.aten.stack.default", b"torch.os.system"), "operator 'torch.os.system'"),
+        (edit("models/model.json", b"Symbol(", b"__import__("), "shape expression"),
+        (lambda name, data: PICKLED if name.endswith("weights_config.json") else data, "tensor w is pickled"),
+    ],
+)
 def test_a_program_that_would_run_code_is_refused(exported, tmp_path, change, message):
     bad = rewritten(exported / "pair_head.pt2", tmp_path / "bad.pt2", change)
     with pytest.raises(ModelError, match=message):
         check_program(bad)
 
 
-@pytest.mark.parametrize("member", [
-    "data/aotinductor/model/x.so", "data/constants/custom_obj_0", "data/constants/opaque_obj_0",
-    "data/weights/model.pt",
-])
+@pytest.mark.parametrize(
+    "member",
+    [
+        "data/aotinductor/model/x.so",
+        "data/constants/custom_obj_0",
+        "data/constants/opaque_obj_0",
+        "data/weights/model.pt",
+    ],
+)
 def test_an_archive_with_foreign_members_is_refused(exported, tmp_path, member):
     shutil.copy(exported / "pair_head.pt2", tmp_path / "bad.pt2")
     with zipfile.ZipFile(tmp_path / "bad.pt2", "a") as archive:
@@ -172,19 +188,30 @@ def test_export_names_what_breaks_the_contract(tmp_path):
     assert not (tmp_path / "model.json").exists()
 
 
-@pytest.mark.parametrize(("check", "embed"), [
-    ("batch independence", lambda state, index, items: items["item_dense"] - items["item_dense"].mean(0)),
-    ("padding", lambda state, index, items: items["item_dense"] * state["clicked_item"].shape[1]),
-    ("repeatable", lambda state, index, items: np.random.random((len(index), 2)).astype(np.float32)),
-    ("shapes", lambda state, index, items: items["item_dense"][:, :1]),
-    ("finite", lambda state, index, items: items["item_dense"] / state["clicked_mask"].sum(1)[index, None]),
-    ("any id", lambda state, index, items: np.log(items["item_id"].astype(np.float32))[:, None] + items["item_dense"]),
-])
+@pytest.mark.parametrize(
+    ("check", "embed"),
+    [
+        ("batch independence", lambda state, index, items: items["item_dense"] - items["item_dense"].mean(0)),
+        ("padding", lambda state, index, items: items["item_dense"] * state["clicked_item"].shape[1]),
+        ("repeatable", lambda state, index, items: np.random.random((len(index), 2)).astype(np.float32)),
+        ("shapes", lambda state, index, items: items["item_dense"][:, :1]),
+        ("finite", lambda state, index, items: items["item_dense"] / state["clicked_mask"].sum(1)[index, None]),
+        (
+            "any id",
+            lambda state, index, items: np.log(items["item_id"].astype(np.float32))[:, None] + items["item_dense"],
+        ),
+    ],
+)
 def test_check_finds_each_broken_promise(exported, check, embed):
     description = load_description(exported)
     with np.errstate(all="ignore"):
-        found = check_loaded(Model(description, lambda users: users,
-                                   lambda state, index, items: (embed(state, index, items), np.zeros((len(index), 1)))))
+        found = check_loaded(
+            Model(
+                description,
+                lambda users: users,
+                lambda state, index, items: (embed(state, index, items), np.zeros((len(index), 1))),
+            )
+        )
     assert check in [finding.check for finding in found if finding.level == "error"]
 
 

@@ -78,10 +78,14 @@ def test_searching_every_cell_in_any_grouping_is_exact(drawn, k, group_rows, ran
 
 def _batch(vectors, ids):
     count = len(ids)
-    return pa.RecordBatch.from_pydict({
-        "user_id": ids, "embedding_micros": np.zeros(count, np.int64), "vector": knn_search.to_binary(vectors),
-        "zero": np.zeros(count, bool),
-    })
+    return pa.RecordBatch.from_pydict(
+        {
+            "user_id": ids,
+            "embedding_micros": np.zeros(count, np.int64),
+            "vector": knn_search.to_binary(vectors),
+            "zero": np.zeros(count, bool),
+        }
+    )
 
 
 def _cut(batch, random):

@@ -18,10 +18,12 @@ def stream(rows, cuts=()):
     columns = list(zip(*ordered, strict=True)) if ordered else [[]] * 5
     batch = pa.RecordBatch.from_arrays(
         [
-            pa.array(columns[0], pa.int64()), pa.array(columns[1], pa.int64()),
+            pa.array(columns[0], pa.int64()),
+            pa.array(columns[1], pa.int64()),
             pa.array([NOW - int(age * MICROS_PER_HOUR) for age in columns[2]], pa.int64()),
             pa.array([np.asarray(vector, "<f2").tobytes() for vector in columns[3]], pa.binary()),
-            pa.array(["float16"] * len(ordered)), pa.array(columns[4], pa.float64()),
+            pa.array(["float16"] * len(ordered)),
+            pa.array(columns[4], pa.float64()),
         ],
         names=["user_id", "item_id", "computed_micros", "embedding", "codec", "probability"],
     )
@@ -36,10 +38,14 @@ def means(rows, cuts=(), **weighting):
 
 ROWS = st.lists(
     st.tuples(
-        st.sampled_from([-(2**63), -1, 0, 7, 2**63 - 1]), st.integers(0, 3), st.sampled_from([0, 1, 5, 23]),
-        st.tuples(st.integers(-8, 8), st.integers(-8, 8)), st.one_of(st.none(), st.sampled_from([0.0, 0.25, 1.0])),
+        st.sampled_from([-(2**63), -1, 0, 7, 2**63 - 1]),
+        st.integers(0, 3),
+        st.sampled_from([0, 1, 5, 23]),
+        st.tuples(st.integers(-8, 8), st.integers(-8, 8)),
+        st.one_of(st.none(), st.sampled_from([0.0, 0.25, 1.0])),
     ),
-    max_size=40, unique_by=lambda row: row[:3],
+    max_size=40,
+    unique_by=lambda row: row[:3],
 )
 
 
@@ -82,25 +88,34 @@ def test_a_vector_that_is_not_finite_is_refused_and_the_rest_counts():
     found = means([(1, 1, 0, (1, 2), None), (1, 2, 0, (np.inf, 2), None), (2, 1, 0, (np.nan, 0), None)])
     refused, kept = [row for row in found if row["reason"]], [row for row in found if not row["reason"]]
     assert [row["row"] for row in refused] == [
-        f'{{"user_id": {user}, "item_id": {item}, "computed_micros": {NOW}}}' for user, item in ((1, 2), (2, 1))]
+        f'{{"user_id": {user}, "item_id": {item}, "computed_micros": {NOW}}}' for user, item in ((1, 2), (2, 1))
+    ]
     assert [(row["user_id"], row["pair_count"]) for row in kept] == [(1, 1)]
     assert decode([kept[0]["embedding"]])[0].tolist() == [1, 2]
 
 
 def test_codecs_may_be_mixed_and_a_mean_beyond_float16_is_refused():
     def row(user, item, vector, codec):
-        return pa.RecordBatch.from_pydict({
-            "user_id": pa.array([user], pa.int64()), "item_id": pa.array([item], pa.int64()),
-            "computed_micros": pa.array([NOW], pa.int64()), "embedding": encode([vector], codec), "codec": [codec],
-            "probability": pa.array([None], pa.float64()),
-        })
+        return pa.RecordBatch.from_pydict(
+            {
+                "user_id": pa.array([user], pa.int64()),
+                "item_id": pa.array([item], pa.int64()),
+                "computed_micros": pa.array([NOW], pa.int64()),
+                "embedding": encode([vector], codec),
+                "codec": [codec],
+                "probability": pa.array([None], pa.float64()),
+            }
+        )
 
     rows = [row(1, 1, [127, 0], "int8"), row(1, 2, [1, 2], "float16"), row(2, 1, [1e6, 0], "int8")]
     merged = pa.Table.from_batches(rows).combine_chunks().to_batches()
     found = [found for batch in user_means(iter(merged), Weighting(NOW)) for found in batch.to_pylist()]
     assert decode([found[0]["embedding"]])[0].tolist() == [64, 1]
     assert (found[1]["embedding"], found[1]["reason"], found[1]["row"]) == (
-        None, "the mean does not fit float16", '{"user_id": 2}')
+        None,
+        "the mean does not fit float16",
+        '{"user_id": 2}',
+    )
 
 
 def test_lengths_that_differ_within_a_version_are_an_error():

@@ -63,7 +63,8 @@ def test_auc_is_the_share_of_ordered_pairs(rows):
     if positive and negative:
         wins = sum((a > b) + 0.5 * (a == b) for a in positive for b in negative)
         assert auc([int(label) for label, _ in rows], [value / 10 for _, value in rows]) == pytest.approx(
-            wins / (len(positive) * len(negative)))
+            wins / (len(positive) * len(negative))
+        )
 
 
 def test_calibration_by_hand():
@@ -71,10 +72,15 @@ def test_calibration_by_hand():
     assert math.isnan(calibration([0], [0.1]))
 
 
-@pytest.mark.parametrize(("y", "p", "message"), [
-    ([0, 2], [0.1, 0.1], "neither 0 nor 1"), ([0], [float("nan")], "not a number"), ([0], [1.5], "outside"),
-    ([0, 1], [0.1], "one length"),
-])
+@pytest.mark.parametrize(
+    ("y", "p", "message"),
+    [
+        ([0, 2], [0.1, 0.1], "neither 0 nor 1"),
+        ([0], [float("nan")], "not a number"),
+        ([0], [1.5], "outside"),
+        ([0, 1], [0.1], "one length"),
+    ],
+)
 def test_what_is_no_prediction_is_refused(y, p, message):
     with pytest.raises(ValueError, match=message):
         log_loss(y, p)

@@ -38,7 +38,8 @@ def test_the_hash_is_xxh64_of_the_eight_bytes():
     ids = np.array([*IDS, 12345678901], np.int64)
     assert hash_users(ids).tolist() == [user_hash(int(one)) for one in ids]
     assert hash_pairs(hash_users(ids), ids[::-1].copy()).tolist() == [
-        pair_hash(int(user), int(item)) for user, item in zip(ids, ids[::-1], strict=True)]
+        pair_hash(int(user), int(item)) for user, item in zip(ids, ids[::-1], strict=True)
+    ]
     assert shard_of(hash_users(ids), 7).tolist() == [user_hash(int(one)) % 2**32 % 7 for one in ids]
     assert bucket_of(hash_users(ids), 5).tolist() == [(user_hash(int(one)) >> 32) * 5 >> 32 for one in ids]
 
@@ -55,9 +56,16 @@ def test_every_finite_half_decodes_exactly():
 def test_a_lookup_agrees_with_a_dictionary(data):
     ids = st.sampled_from(IDS)
     pairs = data.draw(st.dictionaries(st.tuples(ids, ids), st.tuples(VECTORS, TIMES), max_size=40))
-    rows = st.builds(lambda is_own, vector, at, similarity, near: (
-        own(vector, at, near) if is_own else borrowed(vector, at, similarity, near)),
-        st.booleans(), VECTORS, TIMES, SIMILARITY, st.lists(st.tuples(ids, SIMILARITY), max_size=4))
+    rows = st.builds(
+        lambda is_own, vector, at, similarity, near: (
+            own(vector, at, near) if is_own else borrowed(vector, at, similarity, near)
+        ),
+        st.booleans(),
+        VECTORS,
+        TIMES,
+        SIMILARITY,
+        st.lists(st.tuples(ids, SIMILARITY), max_size=4),
+    )
     users = data.draw(st.dictionaries(ids, rows, max_size=8))
     order = tuple(data.draw(st.permutations(ORDER)))[: data.draw(st.integers(1, 4))]
     policy = TierPolicy(order, 24 * HOUR, 48 * HOUR, data.draw(st.sampled_from([-1.0, 0.0, 0.5])))
@@ -105,8 +113,13 @@ def test_a_batch_larger_than_a_chunk_and_an_empty_one(big):
     np.testing.assert_array_equal(answer.embedding[hit], np.stack([users, items], 1)[hit].astype(np.float32))
     assert not answer.embedding[~known].any()
     assert snapshot.counters.read() == {
-        "none": int((~known).sum()), "pair": int(hit.sum()), "user_mean": int((known & ~hit).sum()),
-        "neighbor_pair": 0, "neighbor_mean": 0, "cold": 0}
+        "none": int((~known).sum()),
+        "pair": int(hit.sum()),
+        "user_mean": int((known & ~hit).sum()),
+        "neighbor_pair": 0,
+        "neighbor_mean": 0,
+        "cold": 0,
+    }
     empty = snapshot.lookup([], [])
     assert (len(empty), empty.embedding.shape, empty.embedding.dtype) == (0, (0, 2), np.float32)
 
@@ -162,19 +175,22 @@ def test_every_way_to_say_when(tmp_path):
             snapshot.lookup([1], [1], bad)
 
 
-@pytest.mark.parametrize(("users", "items", "message"), [
-    ([1, 2], [1], "2 keys and item_ids 1"),
-    ([1.0], [1], "user_ids must be integers, not float64"),
-    ([1], np.array([1.5]), "item_ids must be integers"),
-    ([1], [None], "item_ids must be integers"),
-    (["1"], [1], "user_ids must be integers"),
-    ([True], [1], "user_ids must be integers"),
-    (np.array([2**63], np.uint64), [1], "9223372036854775808, which is beyond"),
-    ([2**64], [1], "user_ids"),
-    ([[1]], [[1]], "one-dimensional"),
-    (5, 5, "one-dimensional"),
-    (pa.array([1, None]), [1, 1], "user_ids must be integers"),
-])
+@pytest.mark.parametrize(
+    ("users", "items", "message"),
+    [
+        ([1, 2], [1], "2 keys and item_ids 1"),
+        ([1.0], [1], "user_ids must be integers, not float64"),
+        ([1], np.array([1.5]), "item_ids must be integers"),
+        ([1], [None], "item_ids must be integers"),
+        (["1"], [1], "user_ids must be integers"),
+        ([True], [1], "user_ids must be integers"),
+        (np.array([2**63], np.uint64), [1], "9223372036854775808, which is beyond"),
+        ([2**64], [1], "user_ids"),
+        ([[1]], [[1]], "one-dimensional"),
+        (5, 5, "one-dimensional"),
+        (pa.array([1, None]), [1, 1], "user_ids must be integers"),
+    ],
+)
 def test_ids_that_are_none_get_a_clear_error(big, users, items, message):
     with pytest.raises(SnapshotError, match=message):
         Snapshot.open(big).lookup(users, items, 0)
@@ -213,8 +229,9 @@ def test_int8_vectors_are_what_the_codec_says(tmp_path):
 def test_the_files_do_not_depend_on_how_the_input_was_cut(tmp_path):
     pairs = {(user, item): ((1.0, float(item % 7)), item % 9) for user in IDS for item in IDS}
     users = {1: own((1, 2), 3, [(2, 0.5)])}
-    ids = {write_snapshot(tmp_path, pairs, users, split=split, staging=f".s{split}").snapshot_id
-           for split in (1, 3, None)}
+    ids = {
+        write_snapshot(tmp_path, pairs, users, split=split, staging=f".s{split}").snapshot_id for split in (1, 3, None)
+    }
     assert len(ids) == 1
 
 
@@ -224,15 +241,32 @@ def test_the_feature_block_has_a_slot_for_pairs_and_one_for_users(tmp_path):
     block, names = feature_block(answer), feature_names(2)
     log_age = np.log1p(np.float32(2))
     assert names == [
-        "pair_0", "pair_1", "pair_present", "pair_is_pair", "pair_is_neighbor_pair", "pair_log_age", "pair_similarity",
-        "user_0", "user_1", "user_present", "user_is_user_mean", "user_is_neighbor_mean", "user_is_cold",
-        "user_log_age", "user_similarity"]
-    np.testing.assert_allclose(block, [
-        [1, 2, 1, 1, 0, log_age, 1, 3, 4, 1, 1, 0, 0, log_age, 1],
-        [0, 0, 0, 0, 0, 0, 0, 3, 4, 1, 1, 0, 0, log_age, 1],
-        [0, 0, 0, 0, 0, 0, 0, 5, 6, 1, 0, 1, 0, log_age, 0.5],
-        [0] * 15,
-    ], rtol=1e-6)
+        "pair_0",
+        "pair_1",
+        "pair_present",
+        "pair_is_pair",
+        "pair_is_neighbor_pair",
+        "pair_log_age",
+        "pair_similarity",
+        "user_0",
+        "user_1",
+        "user_present",
+        "user_is_user_mean",
+        "user_is_neighbor_mean",
+        "user_is_cold",
+        "user_log_age",
+        "user_similarity",
+    ]
+    np.testing.assert_allclose(
+        block,
+        [
+            [1, 2, 1, 1, 0, log_age, 1, 3, 4, 1, 1, 0, 0, log_age, 1],
+            [0, 0, 0, 0, 0, 0, 0, 3, 4, 1, 1, 0, 0, log_age, 1],
+            [0, 0, 0, 0, 0, 0, 0, 5, 6, 1, 0, 1, 0, log_age, 0.5],
+            [0] * 15,
+        ],
+        rtol=1e-6,
+    )
     assert block.dtype == np.float32
     one = feature_block(answer, "one")
     assert one.shape == (4, len(feature_names(2, "one")))

@@ -107,8 +107,10 @@ def test_a_damaged_folder_of_the_same_id_is_replaced(tmp_path):
 
 def test_two_publishers_at_once_both_end_with_one_snapshot(tmp_path):
     manifests = [write_snapshot(tmp_path, NEW, staging=f".staging-{name}") for name in "ab"]
-    threads = [threading.Thread(target=publish, args=(LocalStorage(tmp_path), f".staging-{name}", manifest))
-               for name, manifest in zip("ab", manifests, strict=True)]
+    threads = [
+        threading.Thread(target=publish, args=(LocalStorage(tmp_path), f".staging-{name}", manifest))
+        for name, manifest in zip("ab", manifests, strict=True)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -118,8 +120,11 @@ def test_two_publishers_at_once_both_end_with_one_snapshot(tmp_path):
 
 
 def test_a_held_lock_is_a_clear_error(tmp_path):
-    with LocalStorage(tmp_path).lock(), pytest.raises(SnapshotError, match="another publisher"), \
-            LocalStorage(tmp_path).lock(wait_seconds=0.1):
+    with (
+        LocalStorage(tmp_path).lock(),
+        pytest.raises(SnapshotError, match="another publisher"),
+        LocalStorage(tmp_path).lock(wait_seconds=0.1),
+    ):
         pass
 
 
@@ -139,27 +144,30 @@ def first_file(folder: Path, **changes) -> list:
     return [{**files[0], **changes}, *files[1:]]
 
 
-@pytest.mark.parametrize(("damage", "message"), [
-    (lambda root, folder: (root / "CURRENT").write_text(""), "CURRENT is empty"),
-    (lambda root, folder: (root / "CURRENT").write_text("../x\n"), "does not hold a snapshot id"),
-    (lambda root, folder: (root / "CURRENT").write_text("20200101T000000Z-m-x\n"), "can't be opened"),
-    (lambda root, folder: (root / "CURRENT").unlink(), "no snapshot was published"),
-    (lambda root, folder: (folder / MANIFEST).write_text("{"), "not valid JSON"),
-    (lambda root, folder: (folder / MANIFEST).write_bytes(b"\xff\xfe"), "can't be read|not valid JSON"),
-    (lambda root, folder: (folder / MANIFEST).write_text("[]"), "not a snapshot manifest"),
-    (lambda root, folder: edit(folder, format_version="2.0"), "format version 2.0; this reader knows 1.x: upgrade"),
-    (lambda root, folder: edit(folder, format_version="x"), "not MAJOR.MINOR"),
-    (lambda root, folder: edit(folder, dim=3), "changed after it was written"),
-    (lambda root, folder: edit(folder, dim="2"), "dim is '2', must be an integer"),
-    (lambda root, folder: edit(folder, shards=3), "no part of a snapshot: 'shard-00000-of-00002"),
-    (lambda root, folder: edit(folder, files=first_file(folder, path="../../etc/passwd")), "snapshot: '../../etc"),
-    (lambda root, folder: edit(folder, files=first_file(folder, path="/etc/passwd")), "no part of a snapshot"),
-    (lambda root, folder: edit(folder, files=first_file(folder)[1:]), "does not list"),
-    (lambda root, folder: (folder / "shard-00000-of-00002/pairs.arrow").unlink(), "is missing"),
-    (lambda root, folder: (folder / "shard-00001-of-00002/users.arrow").write_bytes(b"ARROW1"), "has 6 bytes"),
-    (lambda root, folder: flip(folder / "shard-00000-of-00002/pairs.arrow", 400), "sha256 is not the manifest's"),
-    (lambda root, folder: flip(folder / "shard-00001-of-00002/pairs.buckets.arrow", 200), "sha256 is not"),
-])
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda root, folder: (root / "CURRENT").write_text(""), "CURRENT is empty"),
+        (lambda root, folder: (root / "CURRENT").write_text("../x\n"), "does not hold a snapshot id"),
+        (lambda root, folder: (root / "CURRENT").write_text("20200101T000000Z-m-x\n"), "can't be opened"),
+        (lambda root, folder: (root / "CURRENT").unlink(), "no snapshot was published"),
+        (lambda root, folder: (folder / MANIFEST).write_text("{"), "not valid JSON"),
+        (lambda root, folder: (folder / MANIFEST).write_bytes(b"\xff\xfe"), "can't be read|not valid JSON"),
+        (lambda root, folder: (folder / MANIFEST).write_text("[]"), "not a snapshot manifest"),
+        (lambda root, folder: edit(folder, format_version="2.0"), "format version 2.0; this reader knows 1.x: upgrade"),
+        (lambda root, folder: edit(folder, format_version="x"), "not MAJOR.MINOR"),
+        (lambda root, folder: edit(folder, dim=3), "changed after it was written"),
+        (lambda root, folder: edit(folder, dim="2"), "dim is '2', must be an integer"),
+        (lambda root, folder: edit(folder, shards=3), "no part of a snapshot: 'shard-00000-of-00002"),
+        (lambda root, folder: edit(folder, files=first_file(folder, path="../../etc/passwd")), "snapshot: '../../etc"),
+        (lambda root, folder: edit(folder, files=first_file(folder, path="/etc/passwd")), "no part of a snapshot"),
+        (lambda root, folder: edit(folder, files=first_file(folder)[1:]), "does not list"),
+        (lambda root, folder: (folder / "shard-00000-of-00002/pairs.arrow").unlink(), "is missing"),
+        (lambda root, folder: (folder / "shard-00001-of-00002/users.arrow").write_bytes(b"ARROW1"), "has 6 bytes"),
+        (lambda root, folder: flip(folder / "shard-00000-of-00002/pairs.arrow", 400), "sha256 is not the manifest's"),
+        (lambda root, folder: flip(folder / "shard-00001-of-00002/pairs.buckets.arrow", 200), "sha256 is not"),
+    ],
+)
 def test_whatever_is_damaged_gives_one_clear_line(tmp_path, damage, message):
     name = publish_snapshot(tmp_path, OLD, {1: own((1.0, 2.0), 0)})
     damage(tmp_path, tmp_path / name)
@@ -258,6 +266,7 @@ def test_no_lookup_fails_while_versions_roll(tmp_path):
     publish_snapshot(tmp_path, OLD)
     stop, faults, seen = threading.Event(), [], set()
     with SnapshotFollower(tmp_path, poll_seconds=0.002) as follower:
+
         def read():
             while not stop.is_set():
                 try:
@@ -271,8 +280,12 @@ def test_no_lookup_fails_while_versions_roll(tmp_path):
         reader = threading.Thread(target=read)
         reader.start()
         for version in range(12):
-            publish_snapshot(tmp_path, {(1, 1): ((float(version), 0.0), 0)}, slice_name=f"20260104T{version:02d}0000Z",
-                             as_of=version + 1)
+            publish_snapshot(
+                tmp_path,
+                {(1, 1): ((float(version), 0.0), 0)},
+                slice_name=f"20260104T{version:02d}0000Z",
+                as_of=version + 1,
+            )
             snapshots.gc(tmp_path, keep=2, dry_run=False)
             deadline = time.monotonic() + 10
             while version not in seen and time.monotonic() < deadline:
@@ -285,8 +298,15 @@ def test_no_lookup_fails_while_versions_roll(tmp_path):
 
 
 def test_pin_rollback_diff_and_gc(tmp_path):
-    names = [publish_snapshot(tmp_path, {(1, 1): ((float(day), 0.0), day), (day, 7): ((1.0, 1.0), 0)},
-                              slice_name=f"2026010{day}T000000Z", as_of=day) for day in range(1, 6)]
+    names = [
+        publish_snapshot(
+            tmp_path,
+            {(1, 1): ((float(day), 0.0), day), (day, 7): ((1.0, 1.0), 0)},
+            slice_name=f"2026010{day}T000000Z",
+            as_of=day,
+        )
+        for day in range(1, 6)
+    ]
     assert snapshots.rollback(tmp_path) == names[3]
     assert snapshots.rollback(tmp_path, names[2]) == names[2]
     assert answer(tmp_path) == [0, 0] or snapshots.inspect(tmp_path)["snapshot_id"] == names[2]
@@ -332,8 +352,10 @@ def test_the_checks_before_publishing(tmp_path):
 def test_the_snapshot_to_compare_with_is_the_one_of_the_time_before(tmp_path):
     storage = LocalStorage(tmp_path)
     assert previous_manifest(storage, 10) is None
-    days = [publish_snapshot(tmp_path, {(1, 1): ((float(day), 0.0), 0)}, slice_name=f"2026010{day}T000000Z", as_of=day)
-            for day in (1, 2, 3)]
+    days = [
+        publish_snapshot(tmp_path, {(1, 1): ((float(day), 0.0), 0)}, slice_name=f"2026010{day}T000000Z", as_of=day)
+        for day in (1, 2, 3)
+    ]
     again = publish_snapshot(tmp_path, {(1, 1): ((9.0, 0.0), 0)}, slice_name="20260103T000000Z", as_of=3)
     for before, expected in ((1, None), (2, days[0]), (3, days[1]), (4, again)):
         found = previous_manifest(storage, before)
@@ -365,8 +387,10 @@ def test_the_example_ranker_runs_on_a_snapshots_folder(tmp_path):
 
 
 def test_the_reader_imports_numpy_and_pyarrow_only():
-    code = ("import sys, solaris_udf.snapshot; print(sorted({name.split('.')[0] for name in sys.modules} "
-            "& {'pandas', 'pydantic', 'pyspark', 'torch', 'faiss', 'numba', 'jobs'}))")
+    code = (
+        "import sys, solaris_udf.snapshot; print(sorted({name.split('.')[0] for name in sys.modules} "
+        "& {'pandas', 'pydantic', 'pyspark', 'torch', 'faiss', 'numba', 'jobs'}))"
+    )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "[]"
 

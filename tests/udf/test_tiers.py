@@ -18,8 +18,11 @@ HOUR = 3_600_000_000
 
 def candidates(*rows, similarity=None):
     """rows: computed_at, or None where there is none."""
-    return Candidates(np.array([row is not None for row in rows]), np.array([row or 0 for row in rows], np.int64),
-                      None if similarity is None else np.array(similarity, np.float32))
+    return Candidates(
+        np.array([row is not None for row in rows]),
+        np.array([row or 0 for row in rows], np.int64),
+        None if similarity is None else np.array(similarity, np.float32),
+    )
 
 
 def test_the_first_usable_tier_in_the_order_answers():
@@ -33,10 +36,22 @@ def test_the_first_usable_tier_in_the_order_answers():
     usual = TierPolicy.of_hours(("pair", "user_mean", "neighbor_pair", "neighbor_mean"), 24, 48, 0.5)
     # Row 2's pair is exactly the TTL old; row 5's pair is of the future and its neighbour's pair too dissimilar.
     assert names_of(resolve_tiers(usual, offered, at)) == [
-        "pair", "user_mean", "user_mean", "neighbor_pair", "neighbor_mean", "neighbor_mean"]
+        "pair",
+        "user_mean",
+        "user_mean",
+        "neighbor_pair",
+        "neighbor_mean",
+        "neighbor_mean",
+    ]
     other = TierPolicy.of_hours(("neighbor_pair", "user_mean"), 24, 48, 0.5)
     assert names_of(resolve_tiers(other, offered, at)) == [
-        "neighbor_pair", "neighbor_pair", "neighbor_pair", "neighbor_pair", "none", "none"]
+        "neighbor_pair",
+        "neighbor_pair",
+        "neighbor_pair",
+        "neighbor_pair",
+        "none",
+        "none",
+    ]
     assert names_of(resolve_tiers(other, {}, at[:2])) == ["none", "none"]
 
 
@@ -53,9 +68,15 @@ def test_ages_are_whole_seconds_rounded_down_and_minus_one_for_none():
     assert (ages.tolist(), ages.dtype) == ([0, 0, 1, -1], np.int32)
 
 
-@pytest.mark.parametrize(("order", "hours", "similarity", "message"), [
-    (("pair", "none"), 1, 0, "unknown tiers"), (("pair", "pair"), 1, 0, "twice"), (("pair",), 0, 0, "positive"),
-    (("pair",), 1, 1.5, "min_similarity")])
+@pytest.mark.parametrize(
+    ("order", "hours", "similarity", "message"),
+    [
+        (("pair", "none"), 1, 0, "unknown tiers"),
+        (("pair", "pair"), 1, 0, "twice"),
+        (("pair",), 0, 0, "positive"),
+        (("pair",), 1, 1.5, "min_similarity"),
+    ],
+)
 def test_a_policy_that_makes_no_sense_is_refused(order, hours, similarity, message):
     with pytest.raises(ValueError, match=message):
         TierPolicy.of_hours(order, hours, hours, similarity)

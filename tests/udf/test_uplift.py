@@ -40,8 +40,15 @@ def test_figures_are_the_metrics_of_the_rows_and_ratios_are_of_the_gap():
 def test_a_ratio_to_an_advantage_that_may_be_none_is_explained_and_not_stated():
     label, user, truth = made(400)
     noise = np.clip(truth + 0.001 * np.random.default_rng(1).normal(size=400), 0.01, 0.99)
-    found = table(figures(label, user, {("vm", "base"): truth[None], ("vm", "embeddings"): noise[None],
-                                        ("fm", "slice_start"): noise[None]}, [0], replicates=200))
+    found = table(
+        figures(
+            label,
+            user,
+            {("vm", "base"): truth[None], ("vm", "embeddings"): noise[None], ("fm", "slice_start"): noise[None]},
+            [0],
+            replicates=200,
+        )
+    )
     ratio = found["vm", "embeddings", -1, "transfer_ratio"]
     assert ratio.value is None and "not surely above 0" in ratio.note
     without = table(figures(label, user, {("vm", "base"): truth[None], ("vm", "embeddings"): noise[None]}, [0], 50))

@@ -23,19 +23,29 @@ def made_rows(count: int, seed: int = 0, coverage: float = 1.0) -> Rows:
     none, unknown = np.zeros(count, np.uint8), np.full(count, -1, np.int32)
     ids = np.stack([user, item, item % 4, item % 3, user * 0, rng.integers(0, 24, count)], axis=1).astype(np.int64)
     return Rows(
-        ids=ids, numbers=rng.normal(size=(count, 2)).astype(np.float32),
+        ids=ids,
+        numbers=rng.normal(size=(count, 2)).astype(np.float32),
         flags=flags_of(code, age, near, none, unknown, np.zeros(count, np.float32)),
-        pair=np.where(has[:, None], vector, 0).astype(np.float32), has_pair=has,
-        user=np.zeros((count, DIM), np.float32), has_user=np.zeros(count, bool),
-        label=(rng.random(count) < probability).astype(np.float32), soft=probability.astype(np.float32),
+        pair=np.where(has[:, None], vector, 0).astype(np.float32),
+        has_pair=has,
+        user=np.zeros((count, DIM), np.float32),
+        has_user=np.zeros(count, bool),
+        label=(rng.random(count) < probability).astype(np.float32),
+        soft=probability.astype(np.float32),
     )
 
 
 @pytest.fixture(scope="module")
 def trained():
     rows, later = made_rows(6000), made_rows(3000, seed=1)
-    return rows, later, {name: train(rows, FEATURE_SETS[name], seed=0, schedule=SCHEDULE).predict(later)
-                         for name in ("base", "embeddings", "both", "shuffled", "flags_only")}
+    return (
+        rows,
+        later,
+        {
+            name: train(rows, FEATURE_SETS[name], seed=0, schedule=SCHEDULE).predict(later)
+            for name in ("base", "embeddings", "both", "shuffled", "flags_only")
+        },
+    )
 
 
 def test_vectors_help_and_the_controls_do_not(trained):
@@ -64,9 +74,15 @@ def test_the_user_vector_is_read_together_with_the_item():
     logit = 3.0 * taste[rows.ids[:, 0], 0] * side[rows.ids[:, 1]]
     users = np.arange(50)[rows.ids[:, 0]] + 1000 * rng.integers(0, 10**6, len(rows))  # ids never seen twice
     level = np.repeat(taste[rows.ids[:, 0]], DIM, axis=1).astype(np.float32)
-    made = Rows(**{**rows.__dict__, "ids": np.concatenate([users[:, None], rows.ids[:, 1:]], axis=1), "user": level,
-                   "has_user": np.ones(len(rows), bool),
-                   "label": (rng.random(len(rows)) < 1 / (1 + np.exp(-logit))).astype(np.float32)})
+    made = Rows(
+        **{
+            **rows.__dict__,
+            "ids": np.concatenate([users[:, None], rows.ids[:, 1:]], axis=1),
+            "user": level,
+            "has_user": np.ones(len(rows), bool),
+            "label": (rng.random(len(rows)) < 1 / (1 + np.exp(-logit))).astype(np.float32),
+        }
+    )
     model = train(made.take(slice(0, 6000)), FEATURE_SETS["user_only"], seed=0, schedule=SCHEDULE)
     later = made.take(slice(6000, 8000))
     assert auc(later.label, model.predict(later)) > 0.75

@@ -22,8 +22,9 @@ USERS, DAYS = 60, 4
 PARAMETERS = WorldParameters(world="standard", seed=5, users=USERS, items=60, start=START)
 
 
-def make(world: str = "standard", seed: int = 5, users: int = USERS, items: int = 60,
-         days: int = DAYS) -> tuple[World, Rows]:
+def make(
+    world: str = "standard", seed: int = 5, users: int = USERS, items: int = 60, days: int = DAYS
+) -> tuple[World, Rows]:
     found = World(WorldParameters(world=world, seed=seed, users=users, items=items, start=START))
     rows, _ = simulate(found, initial_state(found, np.arange(users)), START, START + days * DAY, seed)
     return found, rows
@@ -103,13 +104,21 @@ def test_click_probabilities_follow_the_rules_by_hand():
                 linear = sum(a * b for a, b in zip(taste, vector, strict=True)) / 4
                 second, third, fourth = (
                     sum(taste[order[dim]] * signs[dim] * vector[dim] for dim in range(16)) / 4
-                    for order, signs in truth.views)
+                    for order, signs in truth.views
+                )
                 match = 0.8 * math.tanh(linear) + 0.9 * math.sin(1.5 * second) + 0.6 * linear * math.tanh(third)
                 effects = [truth.order_effects[clicked, items.category[item]] for clicked in last[user][::-1][:3]]
                 order = sum(effect * decay for effect, decay in zip(effects, (1, 0.6, 0.35), strict=False))
                 times = sum(time - 24 * HOUR < moment < time for moment in shown[user, item])
-                logit = (-3.9 + after.users.bias[user] + (0, -0.3, 0.2)[rows.surface[place]] + items.quality[item]
-                         + 0.9 * match + 1.8 * order - 0.35 * times)
+                logit = (
+                    -3.9
+                    + after.users.bias[user]
+                    + (0, -0.3, 0.2)[rows.surface[place]]
+                    + items.quality[item]
+                    + 0.9 * match
+                    + 1.8 * order
+                    - 0.35 * times
+                )
                 assert rows.click_probability[place] == pytest.approx(1 / (1 + math.exp(-logit)), rel=1e-9)
                 match = math.sin(1.5 * fourth) + 0.7 * second * math.tanh(linear) + 0.3 * third
                 logit = -2 + after.users.conversion_bias[user] + items.conversion_quality[item] + match
@@ -126,8 +135,10 @@ def test_click_probabilities_follow_the_rules_by_hand():
 
 def test_labels_are_drawn_with_their_probabilities(larger):
     shown, clicked = larger.shown, larger.clicked
-    for label, chance in ((clicked[shown], larger.click_probability[shown]),
-                          (larger.converted[clicked], larger.conversion_probability[clicked])):
+    for label, chance in (
+        (clicked[shown], larger.click_probability[shown]),
+        (larger.converted[clicked], larger.conversion_probability[clicked]),
+    ):
         assert abs(label.sum() - chance.sum()) < 4 * math.sqrt((chance * (1 - chance)).sum())
 
 
@@ -202,7 +213,8 @@ def test_a_ranker_decides_what_is_shown_and_sees_the_past_as_it_was(tiny):
             item_ids, times = candidates.item_id[at][valid].tolist(), candidates.times_shown[at][valid].tolist()
             seen[int(candidates.user_id[at]), int(candidates.event_time[at])] = (
                 dict(zip(item_ids, times, strict=True)),
-                [category for category in candidates.last_categories[at].tolist() if category >= 0])
+                [category for category in candidates.last_categories[at].tolist() if category >= 0],
+            )
     shown, last = defaultdict(list), defaultdict(list)
     for places in requests(rows).values():
         user, time = int(user_ids[places[0]]), int(rows.event_time[places[0]])
@@ -276,7 +288,8 @@ def test_the_log_has_late_duplicate_and_future_rows_and_late_conversions(larger)
     kind, late = (np.array(batch.column(name).to_pylist()) for name in ("kind", "late"))
     event, arrived, converted, reported = (
         batch.column(name).cast("int64").fill_null(-1).to_numpy()
-        for name in ("event_time", "arrived_at", "converted_at", "conversion_arrived_at"))
+        for name in ("event_time", "arrived_at", "converted_at", "conversion_arrived_at")
+    )
     count = len(larger)
     assert (kind[:count] == ORIGINAL).all() and set(kind[count:].tolist()) == {DUPLICATE, FUTURE}
     assert abs((kind == DUPLICATE).sum() - 0.001 * count) < 4 * math.sqrt(0.001 * count)

@@ -40,8 +40,10 @@ def test_uniforms_and_normals_have_their_moments_and_neighbours_are_independent(
     assert ((counts - 10_000) ** 2 / 10_000).sum() < 43.8  # chi square, 19 degrees of freedom, p = 0.001
     assert abs(bell.mean()) < 0.01 and abs(bell.std() - 1) < 0.01 and abs((bell**4).mean() - 3) < 0.1
     for axis in (0, 1):
-        near = np.corrcoef(np.take(bell, range(bell.shape[axis] - 1), axis).ravel(),
-                           np.take(bell, range(1, bell.shape[axis]), axis).ravel())[0, 1]
+        near = np.corrcoef(
+            np.take(bell, range(bell.shape[axis] - 1), axis).ravel(),
+            np.take(bell, range(1, bell.shape[axis]), axis).ravel(),
+        )[0, 1]
         assert abs(near) < 0.012
 
 
