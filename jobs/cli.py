@@ -15,6 +15,7 @@ from jobs.common.clock import parse_as_of, steps
 from jobs.common.config import Config, load_config
 from jobs.common.errors import UserError
 from jobs.common.main import default_config_files, explain
+from jobs.common.snapshot_commands import app as snapshot_app
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +43,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Precompute foundation-model embeddings for the pairs a ranker will score soon, and serve them by lookup.",
 )
-snapshot_app = typer.Typer(no_args_is_help=True, help="The lookup snapshots.")
 app.add_typer(snapshot_app, name="snapshot")
 model_app = typer.Typer(no_args_is_help=True, help="Foundation-model folders.")
 app.add_typer(model_app, name="model")
@@ -119,7 +119,7 @@ def lookup(
         ),
     ] = None,
     examples: Annotated[bool, typer.Option("--examples", help="Show one pair of each tier instead")] = False,
-    values: Annotated[int, typer.Option(help="Vector components to print")] = 6,
+    values: Annotated[int, typer.Option(help="Vector components to print")] = 3,
     files: ConfigFiles = None,
     overrides: Overrides = None,
 ) -> None:

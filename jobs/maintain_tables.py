@@ -186,8 +186,12 @@ def wall_clock() -> datetime:
 
 
 def _vacuum(spark: SparkSession, path: str, hours: float) -> None:
-    check = str(hours >= DELTA_SAFE_HOURS).lower()
-    with _spark_settings(spark, {"spark.databricks.delta.retentionDurationCheck.enabled": check}):
+    settings = {
+        "spark.databricks.delta.retentionDurationCheck.enabled": str(hours >= DELTA_SAFE_HOURS).lower(),
+        # VACUUM lists folders in as many tasks as this says, and Spark's default is 10,000.
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(4 * spark.sparkContext.defaultParallelism),
+    }
+    with _spark_settings(spark, settings):
         spark.sql(f"VACUUM delta.`{path}` RETAIN {hours:f} HOURS")
 
 

@@ -39,10 +39,10 @@ def show_lookup(config: Config, user: int, items: Sequence[int], at: str | None,
     """One user's items."""
     snapshot = open_live(config)
     moment = request_time(config, snapshot, at)
-    try:
-        answer = snapshot.lookup(np.full(len(items), user), list(items), micros(moment))
-    except (SnapshotError, OverflowError) as error:
-        raise UserError(str(error)) from None
+    for value in (user, *items):
+        if not -(2**63) <= value < 2**63:
+            raise UserError(f"{value} is no 64-bit integer, as ids are")
+    answer = snapshot.lookup(np.full(len(items), user), list(items), micros(moment))
     _print(snapshot, moment, [user] * len(items), items, answer, values, console)
 
 
@@ -87,14 +87,12 @@ def _print(
     values: int,
     console: Console,
 ) -> None:
-    table = Table(
-        "user",
-        "item",
-        "tier",
-        title=f"snapshot {snapshot.snapshot_id}, asked at {moment:%Y-%m-%d %H:%M} UTC",
-        title_justify="left",
-    )
-    for name in ("age", "similarity", f"vector (first {min(values, snapshot.dim)} of {snapshot.dim})"):
+    console.print(f"snapshot {snapshot.snapshot_id}, asked at {moment:%Y-%m-%d %H:%M} UTC", highlight=False)
+    table = Table()
+    for name in ("user", "item"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("tier")
+    for name in ("age", "similarity", f"vector, {min(values, snapshot.dim)} of {snapshot.dim}"):
         table.add_column(name, justify="right")
     for place, tier in enumerate(answer.tier_names):
         age = "-" if answer.age_seconds[place] < 0 else str(timedelta(seconds=int(answer.age_seconds[place])))

@@ -1,0 +1,109 @@
+"""The `solaris snapshot` commands. None needs Spark."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from jobs.common import snapshots
+from jobs.common.config import load_config
+from jobs.common.errors import RunFailed
+from jobs.common.main import default_config_files
+
+console = Console()
+app = typer.Typer(no_args_is_help=True, help="The lookup snapshots.")
+
+ConfigFiles = Annotated[list[str] | None, typer.Option("--config", help="TOML file; repeat to layer")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="SECTION.KEY=VALUE; repeatable")]
+Id = Annotated[str, typer.Argument(help="Snapshot id")]
+LiveOrId = Annotated[str | None, typer.Argument(help="Snapshot id (default: the live one)")]
+
+
+def _root(files: list[str] | None, overrides: list[str] | None) -> str:
+    return load_config(files or default_config_files(), overrides or []).path("snapshots")
+
+
+@app.command("list")
+def list_snapshots(files: ConfigFiles = None, overrides: Overrides = None) -> None:
+    """List the snapshots on disk; the live and the pinned ones are marked."""
+    root = _root(files, overrides)
+    table = Table(title=root, title_justify="left")
+    table.add_column("snapshot", no_wrap=True)
+    table.add_column("")
+    for name in ("pairs", "users, own mean", "users, neighbour", "bytes"):
+        table.add_column(name, justify="right")
+    for info in snapshots.list_all(root):
+        marks = " ".join(mark for mark, held in (("live", info.live), ("pinned", info.pinned)) if held)
+        if info.fault:
+            table.add_row(info.snapshot_id, f"{marks} damaged: {info.fault}", "", "", "", "")
+        else:
+            counts = (info.pairs, info.users_own, info.users_neighbor, info.bytes)
+            table.add_row(info.snapshot_id, marks, *(f"{count:,}" for count in counts))
+    console.print(table)
+
+
+@app.command()
+def inspect(snapshot_id: LiveOrId = None, files: ConfigFiles = None, overrides: Overrides = None) -> None:
+    """Show what a snapshot's manifest says."""
+    table = Table("what", "value", show_header=False)
+    for key, value in snapshots.inspect(_root(files, overrides), snapshot_id).items():
+        table.add_row(key, str(value))
+    console.print(table)
+
+
+@app.command()
+def verify(snapshot_id: LiveOrId = None, files: ConfigFiles = None, overrides: Overrides = None) -> None:
+    """Read every byte of a snapshot and check it against its hashes."""
+    faults = snapshots.verify(_root(files, overrides), snapshot_id)
+    if faults:
+        raise RunFailed("; ".join(faults))
+    console.print("every file is what the manifest says")
+
+
+@app.command("diff")
+def compare(old: Id, new: Id, files: ConfigFiles = None, overrides: Overrides = None) -> None:
+    """Count what a snapshot added, removed and changed against another."""
+    found = snapshots.compare(_root(files, overrides), old, new)
+    columns = list(asdict(found.pairs))
+    table = Table("rows of", title=f"{old} → {new}", title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name, part in (("pairs", asdict(found.pairs)), ("users", asdict(found.users))):
+        table.add_row(name, *(f"{part[column]:,}" for column in columns))
+    console.print(table)
+
+
+@app.command()
+def pin(snapshot_id: Id, files: ConfigFiles = None, overrides: Overrides = None) -> None:
+    """Keep a snapshot whatever its age."""
+    snapshots.pin(_root(files, overrides), snapshot_id)
+    console.print(f"{snapshot_id} is pinned", highlight=False)
+
+
+@app.command()
+def unpin(snapshot_id: Id, files: ConfigFiles = None, overrides: Overrides = None) -> None:
+    """Let a pinned snapshot age again."""
+    snapshots.unpin(_root(files, overrides), snapshot_id)
+    console.print(f"{snapshot_id} is no longer pinned", highlight=False)
+
+
+@app.command()
+def rollback(snapshot_id: LiveOrId = None, files: ConfigFiles = None, overrides: Overrides = None) -> None:
+    """Make an earlier snapshot live (default: the one before), after verifying it in full."""
+    console.print(f"{snapshots.rollback(_root(files, overrides), snapshot_id)} is live", highlight=False)
+
+
+@app.command()
+def gc(
+    keep: Annotated[int, typer.Option(help="Newest snapshots to keep")] = 28,
+    delete: Annotated[bool, typer.Option("--delete", help="Really remove; without it, only list")] = False,
+    files: ConfigFiles = None,
+    overrides: Overrides = None,
+) -> None:
+    """Remove old snapshots; the live, pinned and leased ones stay."""
+    found = snapshots.gc(_root(files, overrides), keep, dry_run=not delete)
+    names = [*found.snapshots, *found.leftovers]
+    verb = "removed" if delete else "would remove (--delete does)"
+    console.print(f"{verb}: {', '.join(names) or 'nothing'}", highlight=False)
