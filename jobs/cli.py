@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.core
-from rich.console import Console
 from rich.table import Table
 
 from jobs.common.clock import parse_as_of, steps
@@ -16,11 +15,11 @@ from jobs.common.config import Config, load_config
 from jobs.common.errors import UserError
 from jobs.common.main import default_config_files, explain
 from jobs.common.snapshot_commands import app as snapshot_app
+from jobs.common.terminal import console
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-console = Console()
 
 
 class Commands(typer.core.TyperGroup):
@@ -119,7 +118,7 @@ def lookup(
         ),
     ] = None,
     examples: Annotated[bool, typer.Option("--examples", help="Show one pair of each tier instead")] = False,
-    values: Annotated[int, typer.Option(help="Vector components to print")] = 3,
+    values: Annotated[int, typer.Option(help="Vector components to print")] = 2,
     files: ConfigFiles = None,
     overrides: Overrides = None,
 ) -> None:

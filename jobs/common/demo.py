@@ -77,7 +77,7 @@ def run_demo(data: str, overrides: Sequence[str], console: Console) -> None:
         report = write_report(spark, config, Path(config.path("reports", "index.html")))
     finally:
         spark.stop()
-    show_examples(config, None, 3, console)
+    show_examples(config, None, 2, console)
     shown = file.relative_to(PROJECT)
     console.print(
         f"\nreport: {report}\n"

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -88,11 +89,11 @@ def _print(
     console: Console,
 ) -> None:
     console.print(f"snapshot {snapshot.snapshot_id}, asked at {moment:%Y-%m-%d %H:%M} UTC", highlight=False)
-    table = Table()
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("user", "item"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("tier")
-    for name in ("age", "similarity", f"vector, {min(values, snapshot.dim)} of {snapshot.dim}"):
+    for name in ("age", "cosine", f"vector, {min(values, snapshot.dim)}/{snapshot.dim}"):
         table.add_column(name, justify="right")
     for place, tier in enumerate(answer.tier_names):
         age = "-" if answer.age_seconds[place] < 0 else str(timedelta(seconds=int(answer.age_seconds[place])))

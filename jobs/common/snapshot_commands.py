@@ -4,15 +4,15 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from jobs.common import snapshots
 from jobs.common.config import load_config
 from jobs.common.errors import RunFailed
 from jobs.common.main import default_config_files
+from jobs.common.terminal import console
 
-console = Console()
 app = typer.Typer(no_args_is_help=True, help="The lookup snapshots.")
 
 ConfigFiles = Annotated[list[str] | None, typer.Option("--config", help="TOML file; repeat to layer")]
@@ -29,10 +29,10 @@ def _root(files: list[str] | None, overrides: list[str] | None) -> str:
 def list_snapshots(files: ConfigFiles = None, overrides: Overrides = None) -> None:
     """List the snapshots on disk; the live and the pinned ones are marked."""
     root = _root(files, overrides)
-    table = Table(title=root, title_justify="left")
+    table = Table(title=root, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("snapshot", no_wrap=True)
-    table.add_column("")
-    for name in ("pairs", "users, own mean", "users, neighbour", "bytes"):
+    table.add_column("state")
+    for name in ("pairs", "own mean", "neighbour", "bytes"):
         table.add_column(name, justify="right")
     for info in snapshots.list_all(root):
         marks = " ".join(mark for mark, held in (("live", info.live), ("pinned", info.pinned)) if held)
