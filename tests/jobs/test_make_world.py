@@ -30,7 +30,7 @@ def test_a_preset_gives_what_is_not_set():
     parameters = tiny.parameters(5)
     assert (parameters.users, parameters.items, tiny.days_or_preset(), parameters.start) == (7, 60, 2, 5)
     demo = Settings()
-    assert (demo.parameters(0).users, demo.parameters(0).items, demo.days_or_preset()) == (2000, 800, 6)
+    assert (demo.parameters(0).users, demo.parameters(0).items, demo.days_or_preset()) == (600, 300, 6)
 
 
 @pytest.mark.parametrize(
