@@ -24,6 +24,17 @@ def main() -> None:
         "spark.log.level ERROR\n",
         encoding="utf-8",
     )
+    # Errors only, and none of Spark's greetings.
+    (folder / "log4j2.properties").write_text(
+        "rootLogger.level = error\n"
+        "rootLogger.appenderRef.console.ref = console\n"
+        "appender.console.type = Console\n"
+        "appender.console.name = console\n"
+        "appender.console.target = SYSTEM_ERR\n"
+        "appender.console.layout.type = PatternLayout\n"
+        "appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex{3}\n",
+        encoding="utf-8",
+    )
 
 
 if __name__ == "__main__":
