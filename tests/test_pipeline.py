@@ -20,7 +20,7 @@ from schemas import TABLES
 from solaris_udf.codec import decode
 
 PROJECT = Path(__file__).parents[1]
-FIRST, LAST, END = (datetime(2026, 1, day, hour, tzinfo=UTC) for day, hour in ((3, 12), (4, 0), (5, 0)))
+FIRST, LAST, END = (datetime(2026, 1, day, hour, tzinfo=UTC) for day, hour in ((3, 12), (3, 18), (5, 0)))
 SMALL = [
     "spark.shuffle_partitions=2",
     "make_world.size=tiny",
@@ -48,7 +48,7 @@ def run_pipeline(spark, root, *overrides):
 
 @pytest.fixture(scope="module")
 def pipeline(spark, tmp_path_factory):
-    """Three slices on the tiny world, in this process."""
+    """Two slices on the tiny world, in this process."""
     return run_pipeline(spark, tmp_path_factory.mktemp("pipeline"))
 
 
