@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-
 class Commands(typer.core.TyperGroup):
     """Ends a command that raised with one clear line and the right exit code."""
 

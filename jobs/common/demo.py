@@ -41,12 +41,10 @@ DEMOS = {
     "world": Demo(
         "demo.toml",
         datetime(2026, 1, 5, tzinfo=UTC),
-        datetime(2026, 1, 6, 6, tzinfo=UTC),
+        datetime(2026, 1, 5, 18, tzinfo=UTC),
         world_until=datetime(2026, 1, 7, tzinfo=UTC),
     ),
-    "movielens-100k": Demo(
-        "movielens-100k.toml", datetime(1998, 3, 30, tzinfo=UTC), datetime(1998, 4, 1, 12, tzinfo=UTC)
-    ),
+    "movielens-100k": Demo("movielens-100k.toml", datetime(1998, 3, 30, tzinfo=UTC), datetime(1998, 3, 31, tzinfo=UTC)),
 }
 
 
