@@ -11,11 +11,11 @@ import typer.core
 from rich.table import Table
 
 from jobs.common.clock import parse_as_of, steps
-from jobs.common.config import Config, load_config
+from jobs.common.config import Config
 from jobs.common.errors import UserError
-from jobs.common.main import default_config_files, explain
+from jobs.common.main import explain, resolve
 from jobs.common.snapshot_commands import app as snapshot_app
-from jobs.common.terminal import console
+from jobs.common.terminal import ConfigFiles, Overrides, console
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,15 +44,6 @@ app = typer.Typer(
 app.add_typer(snapshot_app, name="snapshot")
 model_app = typer.Typer(no_args_is_help=True, help="Foundation-model folders.")
 app.add_typer(model_app, name="model")
-
-ConfigFiles = Annotated[
-    list[str] | None, typer.Option("--config", help="TOML file; repeat to layer (default: conf/local.toml)")
-]
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="SECTION.KEY=VALUE; repeatable")]
-
-
-def resolve(files: list[str] | None, overrides: list[str] | None) -> Config:
-    return load_config(files or default_config_files(), overrides or [])
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jobs.common.clock import parse_as_of
-from jobs.common.config import load_config
+from jobs.common.config import Config, load_config
 from jobs.common.errors import RunFailed, UserError
 from jobs.common.runs import execute, job_module
 from jobs.common.session import PROJECT, build_session
@@ -18,6 +18,11 @@ def default_config_files() -> list[Path]:
     """conf/local.toml of the project, if there is one: what runs when no --config is given."""
     local = PROJECT / "conf" / "local.toml"
     return [local] if local.exists() else []
+
+
+def resolve(files: Sequence[str] | None, overrides: Sequence[str] | None) -> Config:
+    """The config of a command line: its --config files, or the default ones, and its --set overrides."""
+    return load_config(files or default_config_files(), overrides or [])
 
 
 def explain(error: Exception) -> int:
@@ -68,7 +73,7 @@ def main(job: str, argv: Sequence[str] | None = None) -> None:
 
     try:
         as_of = parse_as_of(arguments.as_of)
-        config = load_config(arguments.config or default_config_files(), arguments.overrides)
+        config = resolve(arguments.config, arguments.overrides)
         spark = build_session(config, f"solaris {job} {arguments.as_of}")
         try:
             execute(job, spark, config, as_of)

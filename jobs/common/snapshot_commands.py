@@ -8,21 +8,18 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from jobs.common import snapshots
-from jobs.common.config import load_config
 from jobs.common.errors import RunFailed
-from jobs.common.main import default_config_files
-from jobs.common.terminal import console
+from jobs.common.main import resolve
+from jobs.common.terminal import ConfigFiles, Overrides, console
 
 app = typer.Typer(no_args_is_help=True, help="The lookup snapshots.")
 
-ConfigFiles = Annotated[list[str] | None, typer.Option("--config", help="TOML file; repeat to layer")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="SECTION.KEY=VALUE; repeatable")]
 Id = Annotated[str, typer.Argument(help="Snapshot id")]
 LiveOrId = Annotated[str | None, typer.Argument(help="Snapshot id (default: the live one)")]
 
 
 def _root(files: list[str] | None, overrides: list[str] | None) -> str:
-    return load_config(files or default_config_files(), overrides or []).path("snapshots")
+    return resolve(files, overrides).path("snapshots")
 
 
 @app.command("list")

@@ -1,8 +1,15 @@
-"""The one console that the `solaris` commands print to."""
+"""What the `solaris` commands share: their console and the options that choose a config."""
 
 import sys
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
 # Into a pipe or a file there is no width to fit.
 console = Console(width=None if sys.stdout.isatty() else 130)
+
+ConfigFiles = Annotated[
+    list[str] | None, typer.Option("--config", help="TOML file; repeat to layer (default: conf/local.toml)")
+]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="SECTION.KEY=VALUE; repeatable")]
