@@ -84,16 +84,16 @@ def run(
     """Run the slices from --from to --to in order, in one session; resumes where it stopped."""
     from jobs.common.console import run_with_progress, summary
     from jobs.common.runs import job_module
-    from jobs.common.series import SERIES
+    from jobs.common.series import SERIES, in_turn
 
     first = parse_as_of(start)
     config = resolve(files, overrides)
     moments = steps(first, parse_as_of(end) if end else first, config.window.hours)
     for name in job or []:
         job_module(name)
-    series = [(name, "slice") for name in job] if job else SERIES
+    series = in_turn(job) if job else SERIES
     with session(config, "run") as spark:
-        outcomes = run_with_progress(spark, config, moments, series, console, force=force)  # type: ignore[arg-type]
+        outcomes = run_with_progress(spark, config, moments, series, console, force=force)
         summary(spark, config, outcomes, console)
 
 

@@ -24,10 +24,11 @@ def spark() -> Iterator[Any]:
 
     # Small data: what costs time is planning and compiling queries, not running them.
     conf = {
+        "spark.databricks.delta.incremental.commit.verify": "false",
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.constraintPropagation.enabled": "false",
         "spark.sql.codegen.cache.maxEntries": "5000",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m -XX:+UseSerialGC",
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
     }
     properties = ", ".join(f'"{key}" = "{value}"' for key, value in conf.items())

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from jobs.common.clock import slice_of, steps
 from jobs.common.config import load_config
 from jobs.common.console import run_with_progress
-from jobs.common.series import SERIES
+from jobs.common.series import SERIES, Entry
 from jobs.common.tables import Tables
 from schemas import TABLES
 from solaris_udf.codec import decode
@@ -29,7 +29,7 @@ SMALL = [
     "log.dataset=world",
     "window.hours=6",
 ]
-JOBS_OF_A_SLICE = [*SERIES, ("join_features", "slice")]
+JOBS_OF_A_SLICE = [*SERIES, Entry("join_features", after=("ingest_log",))]
 # Written by wall time or by attempt, not by logical time.
 UNSTABLE = {"run_id", "seconds"}
 
@@ -41,7 +41,7 @@ def run_pipeline(spark, root, *overrides):
 
     config = load_config(overrides=[f"storage.root={root}", *SMALL, *overrides], environ={})
     console = Console(quiet=True)
-    outcomes = run_with_progress(spark, config, [END], [("make_world", "slice")], console)
+    outcomes = run_with_progress(spark, config, [END], [Entry("make_world")], console)
     outcomes += run_with_progress(spark, config, steps(FIRST, LAST, 6), JOBS_OF_A_SLICE, console)
     return config, outcomes
 

@@ -48,6 +48,7 @@ class Spark(Section):
     driver_memory: str = Field("3g", description="JVM heap of the driver; in local mode of everything")
     shuffle_partitions: int = Field(200, ge=1)
     task_cpus: int = Field(1, ge=1, description="CPUs a task; BLAS, OpenMP, torch and faiss get as many threads")
+    parallel_jobs: int = Field(2, ge=1, description="Jobs of a slice that `solaris run` runs side by side at most")
     arrow_batch_mb: int = Field(64, ge=1, description="Arrow batches are cut at this size, whatever the rows' width")
     jars_dir: str = Field("", description="Folder with the Delta jars; empty: the one that `make setup` filled")
     conf: dict[str, str] = Field(default_factory=dict, description="Any further Spark properties")

@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from jobs.common.clock import slice_of
 from jobs.common.config import Config
 from jobs.common.errors import UserError
 from jobs.common.runs import Outcome, finished_runs
-from jobs.common.series import Cadence, plan, run_series
+from jobs.common.series import Entry, Step, plan, run_series
 from jobs.common.tables import Tables
 from schemas import TABLES
 
@@ -25,7 +26,7 @@ def run_with_progress(
     spark: SparkSession,
     config: Config,
     moments: Sequence[datetime],
-    series: Sequence[tuple[str, Cadence]],
+    series: Sequence[Entry],
     console: Console,
     force: bool = False,
 ) -> list[Outcome]:
@@ -44,17 +45,13 @@ def run_with_progress(
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("starting", total=len(steps))
 
-        def describe(number: int) -> str:
-            return f"{steps[number].job} {steps[number].as_of:%m-%d %H:%M}" if number < len(steps) else "done"
+        def describe(running: Sequence[Step]) -> None:
+            names = " + ".join(step.job for step in running)
+            progress.update(bar, description=f"{running[0].as_of:%m-%d %H:%M} {names}" if running else "done")
 
-        progress.update(bar, description=describe(0))
-        for outcome in run_series(
-            spark,
-            config,
-            steps,
-            skip,
-            lambda number, *_: progress.update(bar, advance=1, description=describe(number + 1)),
-        ):
+        progress.update(bar, completed=sum((step.job, slice_of(step.as_of)) in skip for step in steps))
+        for outcome in run_series(spark, config, steps, skip, describe):
+            progress.update(bar, advance=1)
             outcomes.append(outcome)
             if not console.is_terminal:
                 report = outcome.report

@@ -19,7 +19,7 @@ from jobs.common.errors import UserError
 from jobs.common.lookup_view import show_examples
 from jobs.common.report import write_report
 from jobs.common.runs import Outcome
-from jobs.common.series import SERIES, Cadence
+from jobs.common.series import SERIES, Entry
 from jobs.common.session import PROJECT, build_session
 
 RECBOLE = "recbole==1.2.1"  # carries a copy of MovieLens 100K in its wheel
@@ -62,13 +62,13 @@ def run_demo(data: str, overrides: Sequence[str], console: Console) -> None:
     if demo.world_until is None:
         fetch_movielens(Path(config.path("raw", "ml-100k")))
     moments = steps(demo.first, demo.last, config.window.hours)
-    series = [*SERIES, ("join_features", "slice")]
+    series = [*SERIES, Entry("join_features", after=("ingest_log",))]
     with console.status("starting Spark"):
         spark = build_session(config, "solaris demo")
     try:
         outcomes: list[Outcome] = []
         if demo.world_until is not None:
-            outcomes += run_with_progress(spark, config, [demo.world_until], [("make_world", "slice")], console)
+            outcomes += run_with_progress(spark, config, [demo.world_until], [Entry("make_world")], console)
         outcomes += run_with_progress(spark, config, moments, series, console)
         outcomes += evaluate(spark, config, demo.last, console)
         summary(spark, config, outcomes, console)
@@ -87,8 +87,7 @@ def run_demo(data: str, overrides: Sequence[str], console: Console) -> None:
 
 
 def evaluate(spark: SparkSession, config: Config, as_of: datetime, console: Console) -> list[Outcome]:
-    jobs: list[tuple[str, Cadence]] = [("evaluate_uplift", "slice")]
-    return run_with_progress(spark, config, [as_of], jobs, console)
+    return run_with_progress(spark, config, [as_of], [Entry("evaluate_uplift")], console)
 
 
 def fetch_movielens(folder: Path) -> None:

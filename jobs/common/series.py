@@ -1,8 +1,10 @@
 """A series of slices in one session: which jobs are due at which as_of, in order, resumed where it stopped."""
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import groupby
 from typing import Literal
 
 from pyspark.sql import SparkSession
@@ -13,28 +15,44 @@ from jobs.common.runs import Outcome, execute
 
 Cadence = Literal["slice", "daily", "once"]
 
-# What the hourly and the daily DAG do, in the order in which one slice needs it.
-SERIES: tuple[tuple[str, Cadence], ...] = (
-    ("ingest_log", "slice"),
-    ("audit_coverage", "slice"),
-    ("update_histories", "slice"),
-    ("train_foundation", "once"),
-    ("train_verifier", "daily"),
-    ("predict_pairs", "slice"),
-    ("embed_pairs", "slice"),
-    ("aggregate_users", "slice"),
-    ("find_neighbors", "daily"),
-    ("export_snapshot", "slice"),
-    ("maintain_tables", "daily"),
+
+@dataclass(frozen=True)
+class Entry:
+    """One job of a series: how often it is due, and the jobs whose output of the same slice it needs."""
+
+    job: str
+    cadence: Cadence = "slice"
+    after: tuple[str, ...] = ()
+
+
+# What the hourly and the daily DAG do. Jobs that wait for nothing in common run side by side, the first named first.
+SERIES: tuple[Entry, ...] = (
+    Entry("ingest_log"),
+    Entry("update_histories", after=("ingest_log",)),
+    Entry("train_verifier", "daily", ("ingest_log",)),
+    Entry("train_foundation", "once", ("update_histories",)),
+    Entry("predict_pairs", after=("train_verifier", "train_foundation", "ingest_log")),
+    Entry("audit_coverage", after=("ingest_log",)),
+    Entry("embed_pairs", after=("predict_pairs", "update_histories")),
+    Entry("aggregate_users", after=("embed_pairs",)),
+    Entry("find_neighbors", "daily", ("aggregate_users",)),
+    Entry("export_snapshot", after=("aggregate_users", "find_neighbors", "audit_coverage")),
+    Entry("maintain_tables", "daily", ("export_snapshot", "join_features")),
 )
+
+
+def in_turn(jobs: Sequence[str]) -> tuple[Entry, ...]:
+    """A series of these jobs, each after those before it."""
+    return tuple(Entry(job, after=tuple(jobs[:place])) for place, job in enumerate(jobs))
 
 
 @dataclass(frozen=True)
 class Step:
-    """One job at one as_of."""
+    """One job at one as_of, and the jobs of the same as_of that it waits for."""
 
     job: str
     as_of: datetime
+    after: tuple[str, ...] = ()
 
 
 def due(cadence: Cadence, as_of: datetime, ran_at: Sequence[datetime]) -> bool:
@@ -50,20 +68,22 @@ def due(cadence: Cadence, as_of: datetime, ran_at: Sequence[datetime]) -> bool:
     return not earlier or as_of - max(earlier) >= timedelta(hours=24)
 
 
-def plan(
-    moments: Sequence[datetime],
-    finished: set[tuple[str, str]],
-    series: Sequence[tuple[str, Cadence]] = SERIES,
-) -> list[Step]:
+def plan(moments: Sequence[datetime], finished: set[tuple[str, str]], series: Sequence[Entry] = SERIES) -> list[Step]:
     """The steps due at the moments, in order. finished: (job, slice) of runs that succeeded before."""
-    ran = {job: [as_of_of(name) for done, name in finished if done == job] for job, _ in series}
+    ran = {entry.job: [as_of_of(name) for done, name in finished if done == entry.job] for entry in series}
     steps = []
     for as_of in moments:
-        for job, cadence in series:
-            if due(cadence, as_of, ran[job]):
-                steps.append(Step(job, as_of))
-                ran[job].append(as_of)
+        for entry in series:
+            if due(entry.cadence, as_of, ran[entry.job]):
+                steps.append(Step(entry.job, as_of, entry.after))
+                ran[entry.job].append(as_of)
     return steps
+
+
+def ready(waiting: Sequence[Step], running: Sequence[Step]) -> list[Step]:
+    """The waiting steps of one slice that none of the unfinished ones holds back."""
+    unfinished = {step.job for step in (*waiting, *running)}
+    return [step for step in waiting if not unfinished & set(step.after)]
 
 
 def run_series(
@@ -71,13 +91,29 @@ def run_series(
     config: Config,
     steps: Sequence[Step],
     skip: set[tuple[str, str]],
-    on_step: Callable[[int, Step, Outcome | None], None] = lambda *_: None,
+    on_change: Callable[[Sequence[Step]], None] = lambda _: None,
 ) -> Iterator[Outcome]:
-    """Executes the steps in order, leaving out (job, slice) in skip. The first error ends it and goes to the caller."""
-    for number, step in enumerate(steps):
-        if (step.job, slice_of(step.as_of)) in skip:
-            on_step(number, step, None)
-            continue
-        outcome = execute(step.job, spark, config, step.as_of)
-        on_step(number, step, outcome)
-        yield outcome
+    """Executes the steps, leaving out (job, slice) in skip; yields their outcomes as they finish.
+
+    Slices run one after another; within one, up to spark.parallel_jobs steps side by side. on_change is told what is
+    running. The first error goes to the caller once what runs beside it has ended, and nothing further is started.
+    """
+    wanted = [step for step in steps if (step.job, slice_of(step.as_of)) not in skip]
+    with ThreadPoolExecutor(config.spark.parallel_jobs, thread_name_prefix="solaris") as pool:
+        for _, of_slice in groupby(wanted, lambda step: step.as_of):
+            waiting = list(of_slice)
+            running: dict[Future[Outcome], Step] = {}
+            while waiting or running:
+                free = config.spark.parallel_jobs - len(running)
+                for step in ready(waiting, list(running.values()))[:free]:
+                    waiting.remove(step)
+                    running[pool.submit(execute, step.job, spark, config, step.as_of)] = step
+                on_change(list(running.values()))
+                try:
+                    finished = wait(running, return_when=FIRST_COMPLETED).done
+                except KeyboardInterrupt:
+                    spark.sparkContext.cancelAllJobs()
+                    raise
+                for future in finished:
+                    del running[future]
+                    yield future.result()

@@ -42,7 +42,11 @@ class Tables:
             builder = builder.property(f"delta.constraints.{check}", expression)
         if table.partition_by:
             builder = builder.partitionedBy(*table.partition_by)
-        builder.execute()
+        try:
+            builder.execute()
+        except Exception:
+            if not self.exists(name):  # else another job created it meanwhile
+                raise
 
     def read(self, name: str) -> DataFrame:
         """All rows of the table; none if it does not exist yet."""
