@@ -15,8 +15,8 @@ setup: .venv/.ready ## virtual environment, locked dependencies, Delta jars (the
 demo: setup ## the whole pipeline and a report, on a simulated ad platform (DATA=movielens-100k: on that log)
 	@.venv/bin/solaris demo --data $(DATA)
 
-test: setup ## the test suite
-	@.venv/bin/python -m pytest $(ARGS)
+test: setup ## the test suite, in two processes
+	@.venv/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: setup ## ruff: checks and formatting
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check --quiet .

@@ -58,6 +58,7 @@ setup(
             *REDIS,
             *FAST,
             "pytest>=8",
+            "pytest-xdist>=3.6",
             "hypothesis>=6",
             "ruff>=0.9",
             "mypy>=1.14",
@@ -65,5 +66,5 @@ setup(
             "types-redis",
         ],
     },
-    entry_points={"console_scripts": ["solaris=jobs.cli:main"]},
+    entry_points={"console_scripts": ["solaris = jobs.__main__:main"]},
 )

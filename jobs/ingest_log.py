@@ -28,6 +28,7 @@ from jobs.common.ingest_read import base_paths, location, read_source, reading, 
 from jobs.common.log import latest_per
 from jobs.common.main import main
 from jobs.common.runs import Report, Run
+from jobs.common.side_by_side import side_by_side
 from schemas import TABLES
 
 LOG_KEY = ("request_id", "item_id")
@@ -109,9 +110,9 @@ def run(run: Run, settings: Settings) -> Report:
     dataset = load_dataset(run.config.log.dataset)
     with ExitStack() as frames:
         context = Context(run, dataset, _moment(run, settings, dataset), *base_paths(run.config, dataset), frames)
-        log = load_log(context)
-        items = load_items(context)
-        labels = load_labels(context)
+        log, items, labels = side_by_side(
+            lambda: load_log(context), lambda: load_items(context), lambda: load_labels(context)
+        )
         present = [part for part in (log, items, labels) if part is not None]
 
         rejected, dated = _refuse(context, present)
@@ -121,13 +122,9 @@ def run(run: Run, settings: Settings) -> Report:
         fresh_count = count_alike(fresh, before, context.name("items"))
 
         ids = _publish_ids(context, present)
-        item_count = _publish(run, fresh, "items", fresh_count)
-        label_count = 0
-        if labels is not None:
-            events = labels.kept.withColumnRenamed("event_time", "occurred_at")
-            label_count = _publish(
-                run, events.select(*OWN["label_events"]), "label_events", labels.counts.get(rules.KEPT, 0)
-            )
+        item_count, label_count = side_by_side(
+            lambda: _publish(run, fresh, "items", fresh_count), lambda: _publish_labels(run, labels)
+        )
         written = _publish(run, log.kept.select(*OWN["ranking_log"]), "ranking_log", log.counts.get(rules.KEPT, 0))
     metrics = {
         "waiting": log.waiting,
@@ -260,6 +257,13 @@ def _publish_ids(context: Context, loaded: Sequence[Part]) -> int:
         )
     new = ids.where("new").select("kind", "id", F.col("texts")[0].alias("original"))
     return _publish(run, new, "id_map", total.new)
+
+
+def _publish_labels(run: Run, labels: Part | None) -> int:
+    if labels is None:
+        return 0
+    events = labels.kept.withColumnRenamed("event_time", "occurred_at").select(*OWN["label_events"])
+    return _publish(run, events, "label_events", labels.counts.get(rules.KEPT, 0))
 
 
 def _publish(run: Run, rows: DataFrame, table: str, count: int) -> int:

@@ -20,14 +20,16 @@ def main() -> None:
         "spark.driver.host 127.0.0.1\n"
         "spark.driver.bindAddress 127.0.0.1\n"
         "spark.ui.enabled false\n"
-        "spark.ui.showConsoleProgress false\n"
-        "spark.log.level ERROR\n",
+        "spark.ui.showConsoleProgress false\n",
         encoding="utf-8",
     )
     # Errors only, and none of Spark's greetings.
     (folder / "log4j2.properties").write_text(
         "rootLogger.level = error\n"
         "rootLogger.appenderRef.console.ref = console\n"
+        # Where the two levels differ, Spark says so at every start.
+        "logger.pyspark.name = org.apache.spark.api.python.PythonGatewayServer\n"
+        "logger.pyspark.level = error\n"
         "appender.console.type = Console\n"
         "appender.console.name = console\n"
         "appender.console.target = SYSTEM_ERR\n"

@@ -93,7 +93,7 @@ def test_every_table_has_rows_and_every_job_a_record(spark, pipeline):
     assert {row.job: row["count"] for row in runs} == {
         job: sum(outcome.job == job for outcome in outcomes) for job in {outcome.job for outcome in outcomes}
     }
-    assert {row.job for row in runs} == {"make_world", *(job for job, _ in JOBS_OF_A_SLICE)}
+    assert {row.job for row in runs} == {"make_world", *(entry.job for entry in JOBS_OF_A_SLICE)}
 
 
 def test_keys_are_unique(spark, pipeline):
@@ -164,7 +164,7 @@ def test_neither_time_zone_nor_partitioning_changes_a_row(spark, pipeline, tmp_p
     ]:
         command += ["--set", text]
     environ = {**os.environ, "TZ": "Asia/Kolkata"}
-    jobs = [part for job, _ in JOBS_OF_A_SLICE for part in ("--job", job)]
+    jobs = [part for entry in JOBS_OF_A_SLICE for part in ("--job", entry.job)]
     subprocess.run([*command, "--from", END.isoformat(), "--job", "make_world"], check=True, env=environ, cwd=PROJECT)
     subprocess.run([*command, "--from", FIRST.isoformat(), *jobs], check=True, env=environ, cwd=PROJECT)
     other = load_config(overrides=[f"storage.root={root}", *SMALL], environ={})

@@ -1,5 +1,6 @@
 """The one place that builds a SparkSession."""
 
+import logging
 import os
 import sys
 import time
@@ -74,6 +75,9 @@ def build_session(config: Config, app_name: str) -> SparkSession:
             f"--packages {DELTA_PACKAGE} --conf spark.sql.extensions={DELTA_EXTENSION}"
         )
     spark.sparkContext.setLogLevel("ERROR")
+    # pyspark logs every failed analysis as a page of JSON beside raising it; what is raised is enough.
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     register_functions(spark)
     return spark
 

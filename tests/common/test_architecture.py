@@ -45,14 +45,16 @@ def test_packages_import_only_what_they_may(package):
     for path in sources(package):
         place = "jobs.common" if "common" in path.parts and package == "jobs" else package
         for module in imports(path):
-            if module.split(".")[0] in OURS and not (path.name == "cli.py" and module.startswith("jobs.")):
+            if module.split(".")[0] in OURS and not (
+                path.name in ("cli.py", "__main__.py") and module.startswith("jobs.")
+            ):
                 assert home(module) in ALLOWED[place], f"{path.relative_to(PROJECT)} imports {module}"
 
 
 def test_no_file_shadows_a_module_that_spark_submit_would_find_first():
     for path in (PROJECT / "jobs").glob("*.py"):
+        assert path.stem in (*JOBS, "__init__", "__main__", "cli"), f"{path} is neither a job nor the command"
         assert path.stem not in sys.stdlib_module_names, path
-        assert path.stem in (*JOBS, "__init__", "cli"), f"{path} is neither a job nor the command"
 
 
 def test_every_job_has_a_file():
@@ -96,3 +98,11 @@ def test_help_answers_without_spark(job):
     )
     assert "--as-of" in done.stdout
     assert "settings:" in done.stdout
+
+
+def test_where_only_the_reader_is_installed_the_command_says_what_to_install():
+    script = "import sys; sys.modules['typer'] = None; from jobs.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=PROJECT)
+    assert done.returncode == 2
+    assert "needs typer" in done.stderr and "pip install '.[pipeline]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
