@@ -11,6 +11,21 @@ import pytest
 from jobs.common.config import Config, load_config
 from schemas import TABLES
 
+# Small data: what costs time is planning and compiling queries, not running them.
+CONF = {
+    "spark.databricks.delta.incremental.commit.verify": "false",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.constraintPropagation.enabled": "false",
+    "spark.sql.codegen.cache.maxEntries": "5000",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m -XX:+UseSerialGC",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
+}
+SESSION = [
+    "spark.master=local[2]",
+    "spark.driver_memory=2g",
+    "spark.shuffle_partitions=2",
+    "spark.conf={" + ", ".join(f'"{key}" = "{value}"' for key, value in CONF.items()) + "}",
+]
 AS_OF = datetime(2026, 1, 3, tzinfo=UTC)
 
 
@@ -22,28 +37,7 @@ def hours(count: float) -> timedelta:
 def spark() -> Iterator[Any]:
     from jobs.common.session import build_session
 
-    # Small data: what costs time is planning and compiling queries, not running them.
-    conf = {
-        "spark.databricks.delta.incremental.commit.verify": "false",
-        "spark.sql.adaptive.enabled": "false",
-        "spark.sql.constraintPropagation.enabled": "false",
-        "spark.sql.codegen.cache.maxEntries": "5000",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m -XX:+UseSerialGC",
-        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
-    }
-    properties = ", ".join(f'"{key}" = "{value}"' for key, value in conf.items())
-    session = build_session(
-        load_config(
-            overrides=[
-                "spark.master=local[2]",
-                "spark.driver_memory=2g",
-                "spark.shuffle_partitions=2",
-                f"spark.conf={{{properties}}}",
-            ],
-            environ={},
-        ),
-        "solaris tests",
-    )
+    session = build_session(load_config(overrides=SESSION, environ={}), "solaris tests")
     yield session
     session.stop()
 

@@ -18,6 +18,7 @@ from jobs.common.series import SERIES, Entry
 from jobs.common.tables import Tables
 from schemas import TABLES
 from solaris_udf.codec import decode
+from tests.conftest import SESSION
 
 PROJECT = Path(__file__).parents[1]
 FIRST, LAST, END = (datetime(2026, 1, day, hour, tzinfo=UTC) for day, hour in ((3, 12), (3, 18), (5, 0)))
@@ -36,13 +37,13 @@ UNSTABLE = {"run_id", "seconds"}
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
-def run_pipeline(spark, root, *overrides):
+def run_pipeline(spark, root, *overrides, last=LAST):
     from rich.console import Console
 
     config = load_config(overrides=[f"storage.root={root}", *SMALL, *overrides], environ={})
     console = Console(quiet=True)
     outcomes = run_with_progress(spark, config, [END], [Entry("make_world")], console)
-    outcomes += run_with_progress(spark, config, steps(FIRST, LAST, 6), JOBS_OF_A_SLICE, console)
+    outcomes += run_with_progress(spark, config, steps(FIRST, last, 6), JOBS_OF_A_SLICE, console)
     return config, outcomes
 
 
@@ -154,19 +155,17 @@ def test_neither_time_zone_nor_partitioning_changes_a_row(spark, pipeline, tmp_p
     config, _ = pipeline
     root = tmp_path / "kolkata"
     (root / "raw").parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "jobs.cli", "run", "--config", os.devnull]
-    for text in [
-        f"storage.root={root}",
-        *SMALL,
-        "spark.shuffle_partitions=4",
-        "spark.master=local[2]",
-        "spark.driver_memory=2g",
-    ]:
-        command += ["--set", text]
+    script = (
+        "from tests.test_pipeline import FIRST, run_pipeline\n"
+        "from jobs.common.config import load_config\n"
+        "from jobs.common.session import build_session\n"
+        f"settings = {SESSION!r} + ['spark.shuffle_partitions=4']\n"
+        "spark = build_session(load_config(overrides=settings, environ={}), 'elsewhere')\n"
+        f"run_pipeline(spark, {str(root)!r}, 'spark.shuffle_partitions=4', last=FIRST)\n"
+        "spark.stop()\n"
+    )
     environ = {**os.environ, "TZ": "Asia/Kolkata"}
-    jobs = [part for entry in JOBS_OF_A_SLICE for part in ("--job", entry.job)]
-    subprocess.run([*command, "--from", END.isoformat(), "--job", "make_world"], check=True, env=environ, cwd=PROJECT)
-    subprocess.run([*command, "--from", FIRST.isoformat(), *jobs], check=True, env=environ, cwd=PROJECT)
+    subprocess.run([sys.executable, "-c", script], check=True, env=environ, cwd=PROJECT)
     other = load_config(overrides=[f"storage.root={root}", *SMALL], environ={})
     for name in TABLES:
         if name not in ("job_runs", "vm_evaluations"):

@@ -29,9 +29,10 @@ class Entry:
 SERIES: tuple[Entry, ...] = (
     Entry("ingest_log"),
     Entry("update_histories", after=("ingest_log",)),
-    Entry("train_verifier", "daily", ("ingest_log",)),
     Entry("train_foundation", "once", ("update_histories",)),
-    Entry("predict_pairs", after=("train_verifier", "train_foundation", "ingest_log")),
+    # Not beside the other training: torch's random numbers and threads belong to the process.
+    Entry("train_verifier", "daily", ("ingest_log", "train_foundation")),
+    Entry("predict_pairs", after=("ingest_log", "train_foundation", "train_verifier")),
     Entry("audit_coverage", after=("ingest_log",)),
     Entry("embed_pairs", after=("predict_pairs", "update_histories")),
     Entry("aggregate_users", after=("embed_pairs",)),
