@@ -10,7 +10,7 @@ from jobs.common.pair_statistics import DECAY_UNIT, HOUR, PER_USER, View
 
 # Where a source flag is a feature. `misses` is not: it says what this pipeline computed, not what the user does, and
 # would make the model depend on its own earlier choices.
-FLAGGED = ("recent", "cooccurrence", "rising", "new_items")
+FLAGGED = ("recent", "cooccurrence", "rising", "cluster_rising", "new_items")
 
 FEATURES: tuple[str, ...] = (
     # the pair

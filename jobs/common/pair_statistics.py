@@ -29,6 +29,7 @@ class View:
     """What was known at each reference time, within the lookback.
 
     rows: at, user_id, item_id, request_id, age (microseconds before at, > 0), shown, clicked.
+    everyone: the same of all users, where the view is of a part of them.
     pairs: one row per (at, user_id, item_id), see pair_statistics; of each user the `pairs_per_user` most frequent.
     users: one per (at, user_id), see user_statistics. tastes: one per (at, user_id, kind, key), see taste_statistics.
     item_counts: one per (at, item_id), see item_statistics, over all users also where the rest is of a part of them.
@@ -44,6 +45,7 @@ class View:
     lookback_hours: float
     ttl_hours: float
     rows: DataFrame
+    everyone: DataFrame
     pairs: DataFrame
     users: DataFrame
     tastes: DataFrame
@@ -101,6 +103,7 @@ def open_view(
             horizon.lookback,
             horizon.ttl,
             rows,
+            everyone,
             pairs,
             users,
             tastes,

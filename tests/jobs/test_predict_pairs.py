@@ -155,7 +155,7 @@ def test_fresh_pairs_are_reused_at_no_cost_and_the_model_says_what_pairs_cost(ma
     fill("pair_embeddings", [embedded(11)], AS_OF - hours(24))  # expires before
     fill("pair_embeddings", [embedded(12, model_version="m0")], AS_OF - hours(6))  # of another model
     fill("pair_embeddings", [embedded(12)], AS_OF)  # this slice's own, as a retry finds it
-    monkeypatch.setattr("jobs.predict_pairs.foundation_at", lambda run: Foundation(Costs(100.0, 10.0), "m1"))
+    monkeypatch.setattr("jobs.predict_pairs.foundation_at", lambda config, as_of: Foundation(Costs(100.0, 10.0), "m1"))
     job, settings = make_run("predict_pairs", AS_OF, "predict_pairs.budget=130", "predict_pairs.budget_unit=flops")
     report = run(job, settings)
     # 100 + 3 * 10 buys user 2 whole; user 1 has only two pairs to compute.
