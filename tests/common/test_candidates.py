@@ -187,6 +187,35 @@ def test_rising_items_reach_every_active_user(tables, fill):
     assert {(row.user_id, row.item_id) for row in found} == {(user, 50) for user in (*range(10), 99)}
 
 
+def test_items_rise_within_the_cluster_that_was_known_before(tables, fill):
+    def cluster(users, number):
+        return [{"user_id": user, "cluster_id": number, "neighbors": []} for user in users]
+
+    fill("user_neighbors", [*cluster(range(8), 1), *cluster(range(8, 20), 0)], AS_OF - hours(30))
+    fill("user_neighbors", [*cluster(range(8), 0), *cluster(range(8, 16), 1)], AS_OF - hours(6))
+    # Of this very time: a retry of predict_pairs would see it, the first try did not.
+    fill("user_neighbors", cluster(range(20), 5), AS_OF)
+    fill(
+        "ranking_log",
+        [
+            *(log_row(user, 50, AS_OF - hours(1)) for user in range(6)),  # six users of cluster 0
+            *(log_row(user, 51, AS_OF - hours(2)) for user in range(8, 15)),  # seven of cluster 1
+            *(log_row(user, 52, AS_OF - hours(2)) for user in (0, 1, 2, 3, 8, 9, 10, 11)),  # four of each: too few
+            *(log_row(user, 53, AS_OF - hours(5)) for user in range(16, 20)),  # no longer in any cluster
+        ],
+    )
+    with open_view(tables, [AS_OF], HORIZON, AS_OF) as view:
+        found = candidates(view, Candidates(sources={"cluster_rising": 3})).collect()
+        capped = candidates(view, Candidates(sources={"cluster_rising": 3, "rising": 1})).where("user_id = 8").collect()
+    active = {0: range(6), 1: range(8, 15)}
+    assert {(row.user_id, row.item_id) for row in found} == {
+        *((user, 50) for user in active[0]),
+        *((user, 51) for user in active[1]),
+    }
+    # Item 52 rose most over all users, and a pair keeps both of its sources.
+    assert {(row.item_id, *row.sources) for row in capped} == {(51, "cluster_rising"), (52, "rising")}
+
+
 def test_each_reference_time_sees_its_own_past(tables, fill):
     fill(
         "ranking_log",
