@@ -1,3 +1,4 @@
+import math
 from datetime import timedelta
 
 import pytest
@@ -144,6 +145,10 @@ def test_features_are_what_the_log_says(tables, known):
         "from_new_items": 0,
     }
     assert {name: pair[name] for name in expected} == pytest.approx(expected, abs=1e-5)
+    # Requests of 30 min, 5 h and 20 h ago stand in the middle of their ten minutes; the window's middle is 3 h ahead.
+    angles = [2 * math.pi * (minutes_ago + 180) / 1440 for minutes_ago in (25, 295, 1195)]
+    for name, wave, times in (("cos_1", math.cos, 1), ("sin_1", math.sin, 1), ("cos_2", math.cos, 2)):
+        assert pair[f"day_{name}"] == pytest.approx(sum(wave(times * angle) for angle in angles) / (3 + 5), abs=1e-5)
     slow = {
         item: sum(2 ** (-age / 48) for age in ages) for item, ages in {10: (0.5, 5, 20), 11: (0.5,), 12: (20,)}.items()
     }
