@@ -35,7 +35,6 @@ def window(fill):
             *(log_row(2, 13, AS_OF + hours(age)) for age in (1, 2, 3)),
             log_row(1, 10, AS_OF),
             log_row(9, 99, AS_OF + hours(1)),
-            log_row(2, 12, AS_OF + hours(6)),  # the next window
         ],
         AS_OF + hours(6),
     )
