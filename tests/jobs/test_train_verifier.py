@@ -48,7 +48,7 @@ def test_a_model_is_trained_from_the_past_and_the_future_changes_nothing(make_ru
     overrides = (
         "train_verifier.windows=3",
         "train_verifier.validation_windows=1",
-        "train_verifier.epochs=3",
+        "train_verifier.epochs=20",
         "predict_pairs.sources={recent=50, rising=3}",
     )
     job, settings = make_run("train_verifier", AS_OF, *overrides)
