@@ -139,6 +139,35 @@ def coverage(
 
 
 @app.command()
+def budget(
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="as_of of a past slice (default: the latest with its window over)"),
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option(help="Page to write (default: reports/budget-SLICE.html below the storage root)")
+    ] = None,
+    files: ConfigFiles = None,
+    overrides: Overrides = None,
+) -> None:
+    """Plot coverage against budget for a past slice, next to simple rules and hindsight."""
+    from jobs.common.budget_curve import budget_curves
+    from jobs.common.budget_view import latest_past_slice, show_budget, write_budget
+    from jobs.common.clock import as_of_of, slice_of
+    from jobs.predict_pairs import Settings
+
+    config = resolve(files, overrides)
+    moment = parse_as_of(at) if at else None
+    with session(config, "budget") as spark:
+        as_of = moment or as_of_of(latest_past_slice(spark, config))
+        settings = config.get(Settings)
+        found = budget_curves(spark, config, settings, as_of, flops=settings.budget_unit == "flops")
+    show_budget(found, console)
+    page = write_budget(found, config, to or Path(config.path("reports", f"budget-{slice_of(as_of)}.html")))
+    console.print(f"page: {page}")
+
+
+@app.command()
 def tables(files: ConfigFiles = None, overrides: Overrides = None) -> None:
     """List the tables with their slices and rows."""
     from jobs.common.console import show_tables

@@ -7,10 +7,7 @@ frequency) and the costs of the latest foundation model; writes candidate_pairs 
 """
 
 import logging
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 from pyspark.sql import DataFrame
@@ -21,16 +18,14 @@ from jobs.common.clock import slice_of
 from jobs.common.errors import UserError
 from jobs.common.log import fresh_pair_embeddings
 from jobs.common.main import main
-from jobs.common.models import latest_model
-from jobs.common.pair_features import FEATURES, features
+from jobs.common.pair_features import features
+from jobs.common.pair_scores import Foundation, foundation_at, scored, verifier_at
 from jobs.common.pair_statistics import open_view
 from jobs.common.runs import Report, Run
 from jobs.common.selection import Limits, Supply, choose, supply_of, with_density
 from solaris_udf.selection import UNIT_COSTS, Costs
-from solaris_udf.verifier import Verifier, VerifierError, load
 
 log = logging.getLogger("solaris")
-SCORED = "user_id BIGINT, item_id BIGINT, sources ARRAY<STRING>, probability DOUBLE, expected_rows DOUBLE"
 RATE_RUNS = 5  # the latest embed_pairs runs that the measured rate is taken from
 MICRO = 1_000_000
 
@@ -51,81 +46,6 @@ class Settings(CandidateSettings):
     min_probability: float = Field(0.001, ge=0, le=1, description="Less likely pairs are not computed")
     max_pairs_per_user: int = Field(0, ge=0, description="Computed pairs a user at most; 0: no limit")
     max_users_per_item: int = Field(0, ge=0, description="Users an item is computed for at most; 0: no limit")
-
-
-@dataclass(frozen=True)
-class Foundation:
-    """What the choice needs to know of the foundation model. Without one: unit costs, and nothing to reuse."""
-
-    costs: Costs = UNIT_COSTS
-    version: str | None = None
-
-
-def foundation_at(run: Run) -> Foundation:
-    """The foundation model that embed_pairs will use."""
-    folder = latest_model(run.config, "foundation", run.as_of)
-    if folder is None:
-        return Foundation()
-    from solaris_udf.foundation.contract import load_description
-
-    found = load_description(folder)
-    return Foundation(Costs(float(found.flops_per_user), float(found.flops_per_pair)), found.version)
-
-
-def verifier_at(run: Run) -> Verifier | None:
-    """The verifier of this time. Raises UserError if it is broken or was trained on other features."""
-    folder = latest_model(run.config, "verifier", run.as_of)
-    if folder is None:
-        return None
-    try:
-        verifier = load(folder)
-        verifier.check(FEATURES, run.config.window.hours)
-    except VerifierError as error:
-        raise UserError(f"{folder.name}: {error}") from None
-    return verifier
-
-
-def score(described: DataFrame, verifier: Verifier) -> DataFrame:
-    """Probability and expected rows of candidates with their features.
-
-    The verifier travels with the task: it is tens of kilobytes, so executors need no access to the model's folder.
-    """
-
-    def batches(source: Iterator[Any]) -> Iterator[Any]:
-        import numpy as np
-        import pyarrow as pa
-
-        for batch in source:
-            values = np.column_stack([batch.column(name).to_numpy(zero_copy_only=False) for name in verifier.features])
-            probability, expected = verifier.predict(values)
-            yield pa.RecordBatch.from_arrays(
-                [
-                    batch.column("user_id"),
-                    batch.column("item_id"),
-                    batch.column("sources"),
-                    pa.array(probability),
-                    pa.array(expected),
-                ],
-                names=["user_id", "item_id", "sources", "probability", "expected_rows"],
-            )
-
-    return described.select("user_id", "item_id", "sources", *verifier.features).mapInArrow(batches, SCORED)
-
-
-def score_by_frequency(described: DataFrame, window_hours: float, half_life_hours: float) -> DataFrame:
-    """The rule before any verifier is trained; pairs never seen get 0.
-
-    A pair with a steady rate of r rows an hour has a decayed count of r * half-life / ln 2. So expected rows =
-    decayed * ln 2 / half-life * window, and probability = 1 - e^-expected (Poisson).
-    """
-    expected = F.round(F.col("decayed") * (math.log(2) / half_life_hours * window_hours), 9)
-    return described.select(
-        "user_id",
-        "item_id",
-        "sources",
-        F.round(1 - F.exp(-expected), 9).alias("probability"),
-        expected.alias("expected_rows"),
-    )
 
 
 def fresh_pairs(run: Run, version: str | None) -> DataFrame:
@@ -189,18 +109,14 @@ def histogram(chosen: DataFrame) -> DataFrame:
 
 def run(run: Run, settings: Settings) -> Report:
     """Candidates, scores, choice, forecast."""
-    window = run.config.window.hours
-    foundation, verifier = foundation_at(run), verifier_at(run)
+    foundation, verifier = foundation_at(run.config, run.as_of), verifier_at(run.config, run.as_of)
     costs = foundation.costs if settings.budget_unit == "flops" else UNIT_COSTS
     limits = Limits(settings.min_probability, settings.max_pairs_per_user, settings.max_users_per_item)
     with open_view(run.tables, [run.as_of], horizon_of(run.config, settings), run.as_of) as view:
-        described = features(view, candidates(view, settings))
-        scored = (
-            score_by_frequency(described, window, settings.half_life_hours)
-            if verifier is None
-            else score(described, verifier)
+        guesses = scored(
+            features(view, candidates(view, settings)), verifier, view.window_hours, settings.half_life_hours
         )
-        known = scored.join(fresh_pairs(run, foundation.version), ["user_id", "item_id"], "left")
+        known = guesses.join(fresh_pairs(run, foundation.version), ["user_id", "item_id"], "left")
         ranked = with_density(known.withColumn("fresh", F.coalesce("fresh", F.lit(False))), costs, limits).persist()
         try:
             return _choose_and_write(run, settings, ranked, costs, foundation, verifier is not None)

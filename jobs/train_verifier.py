@@ -36,7 +36,12 @@ class Settings(Section):
 
     section = "train_verifier"
     windows: int = Field(8, ge=2, description="Reference times: 1, 2, ... windows before as_of")
-    validation_windows: int = Field(1, ge=1, description="The latest of them stop the training and calibrate")
+    validation_windows: int = Field(
+        4,
+        ge=1,
+        description="The latest of them stop the training and calibrate; a whole day of them, because a calibration on "
+        "one time of the day is off at others",
+    )
     max_examples: int = Field(
         200_000, ge=1000, description="Examples are sampled to about this many, and fit the driver"
     )
@@ -109,7 +114,8 @@ def run(run: Run, settings: Settings) -> Report:
                     len(counts),
                 )
                 return Report(rows_in=total, metrics={"examples": total, "trained": 0})
-            later = sorted(row.at for row in counts)[-min(settings.validation_windows, len(counts) - 1) :]
+            # A young log has fewer windows; at least half of them train.
+            later = sorted(row.at for row in counts)[-min(settings.validation_windows, len(counts) // 2) :]
             part = min(1.0, settings.max_examples / total)
             kept = F.pmod(F.xxhash64("at", "user_id", "item_id", F.lit(settings.seed)), F.lit(HASH_RANGE))
             # Bounded by max_examples, so that the driver can hold it.

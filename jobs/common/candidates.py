@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from jobs.common.clock import micros
+from jobs.common.clock import micros, slice_of
 from jobs.common.config import Config, Section
 from jobs.common.log import embedded_pairs
 from jobs.common.pair_statistics import DECAY_UNIT, HASH_RANGE, HOUR, PER_USER, Horizon, View, best_per, frequent_first
@@ -22,6 +22,7 @@ ITEMS_PER_REQUEST = 30  # of a request that co-occurrence looks at: the pairs of
 SEED_ITEMS = 5  # of a user, whose co-occurring items are taken
 TOP_TASTES = 3  # categories and advertisers of a user, whose new items are taken
 RISING_MIN_ROWS = 5
+CLUSTER_DAYS = 3  # find_neighbors is daily; older clusters than this say little
 MICROSECOND = timedelta(microseconds=1)
 
 
@@ -31,7 +32,7 @@ class CandidateSettings(Section):
     """
 
     sources: dict[str, int] = Field(
-        {"recent": 300, "misses": 100, "cooccurrence": 20, "rising": 10, "new_items": 10},
+        {"recent": 300, "misses": 100, "cooccurrence": 20, "rising": 10, "cluster_rising": 10, "new_items": 10},
         description="Candidate sources and how many pairs a user each may name; the first named are kept first",
     )
     max_candidates_per_user: int = Field(400, ge=1, description="Over all sources")
@@ -173,14 +174,58 @@ def rising(view: View, settings: CandidateSettings, cap: int) -> DataFrame:
     """Items that were scored more in the last window than the lookback before it led to expect, for every active
     user.
     """
+    best = _risen(view.item_counts, ("at",), view, settings, cap)
+    return view.users.select(*PER_USER).join(F.broadcast(best), "at", "inner")
+
+
+def cluster_rising(view: View, settings: CandidateSettings, cap: int) -> DataFrame:
+    """The same among the rows of the user's cluster, as find_neighbors knew it before the reference time."""
+    clusters = _clusters(view)
+    counts = (
+        view.everyone.join(clusters, [*PER_USER], "inner")
+        .groupBy("at", "cluster_id", "item_id")
+        .agg(
+            F.count("*").alias("item_rows"),
+            F.count_if(F.col("age") <= round(view.window_hours * HOUR)).alias("item_rows_window"),
+        )
+    )
+    best = _risen(counts, ("at", "cluster_id"), view, settings, cap)
+    members = view.users.select(*PER_USER).join(clusters, [*PER_USER], "inner")
+    return members.join(best, ["at", "cluster_id"], "inner")
+
+
+def _risen(counts: DataFrame, group: tuple[str, ...], view: View, settings: CandidateSettings, cap: int) -> DataFrame:
+    """The items of each group that rose most: group, item_id, place."""
     windows = settings.lookback_hours / view.window_hours
     now = F.col("item_rows_window")
     before = (F.col("item_rows") - now) / F.lit(max(windows - 1, 1.0))
-    up = view.item_counts.withColumn("rise", now / (before + RISING_MIN_ROWS)).where(
+    up = counts.withColumn("rise", now / (before + RISING_MIN_ROWS)).where(
         (now >= RISING_MIN_ROWS) & (F.col("rise") > 1)
     )
-    best = best_per(up, ("at",), [F.col("rise").desc(), F.col("item_id")], cap).select("at", "item_id", "place")
-    return view.users.select(*PER_USER).join(F.broadcast(best), "at", "inner")
+    return best_per(up, group, [F.col("rise").desc(), F.col("item_id")], cap).select(*group, "item_id", "place")
+
+
+def _clusters(view: View) -> DataFrame:
+    """at, user_id, cluster_id by the latest find_neighbors of an as_of before each reference time.
+
+    Not of that very time: it runs after predict_pairs, and a retry must see what the first try saw.
+    """
+    computed = F.unix_micros("as_of")
+    seen_from = F.filter(
+        F.array(*(F.lit(micros(time)) for time in view.times)),
+        lambda at: (computed < at) & (computed >= at - CLUSTER_DAYS * 24 * HOUR),
+    )
+    known = (
+        view.tables.read("user_neighbors")
+        .where(
+            (F.col("slice") >= slice_of(min(view.times) - timedelta(days=CLUSTER_DAYS)))
+            & (F.col("slice") < slice_of(max(view.times)))
+        )
+        .select("user_id", "cluster_id", computed.alias("computed"), F.explode(seen_from).alias("at"))
+    )
+    # The clusters of one run have nothing to do with those of another.
+    latest = known.groupBy("at").agg(F.max("computed").alias("computed"))
+    return known.join(F.broadcast(latest), ["at", "computed"], "inner").select(*PER_USER, "cluster_id")
 
 
 def new_items(view: View, settings: CandidateSettings, cap: int) -> DataFrame:
@@ -214,5 +259,6 @@ SOURCES: dict[str, Callable[[View, CandidateSettings, int], DataFrame]] = {
     "misses": misses,
     "cooccurrence": cooccurrence,
     "rising": rising,
+    "cluster_rising": cluster_rising,
     "new_items": new_items,
 }

@@ -10,7 +10,8 @@ from jobs.common.pair_statistics import DECAY_UNIT, HOUR, PER_USER, View
 
 # Where a source flag is a feature. `misses` is not: it says what this pipeline computed, not what the user does, and
 # would make the model depend on its own earlier choices.
-FLAGGED = ("recent", "cooccurrence", "rising", "new_items")
+FLAGGED = ("recent", "cooccurrence", "rising", "cluster_rising", "new_items")
+FEW_REQUESTS = 5  # of a user, by which what is known of the hours of their day is weakened
 
 FEATURES: tuple[str, ...] = (
     # the pair
@@ -35,6 +36,10 @@ FEATURES: tuple[str, ...] = (
     "requests_24h",
     "requests_per_day",
     "expected_requests",
+    "day_cos_1",
+    "day_sin_1",
+    "day_cos_2",
+    "day_sin_2",
     "hours_since_request",
     "user_hours",
     "rows_per_request",
@@ -123,6 +128,11 @@ def _expressions(view: View) -> dict[str, Column]:
         "requests_per_day": known("requests") / days,
         # What the coming window's hours of the day brought on the days before.
         "expected_requests": known("requests_profile") / days * max(1.0, 1 / windows_per_day),
+        # The user's day against the coming window, drawn to 0 where requests are few.
+        **{
+            f"day_{name}": known(name) / DECAY_UNIT / (known("requests") + FEW_REQUESTS)
+            for name in ("cos_1", "sin_1", "cos_2", "sin_2")
+        },
         "hours_since_request": F.coalesce(F.col("user_last_bucket") / 6.0, lookback),
         "user_hours": hours("user_first_age"),
         "rows_per_request": known("user_rows") / F.greatest(known("requests"), F.lit(1)),

@@ -5,6 +5,7 @@ and one plan serves them all; a predicting run has a single one. All sums are of
 on the order in which Spark adds, and so not on the partitioning.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class View:
     """What was known at each reference time, within the lookback.
 
     rows: at, user_id, item_id, request_id, age (microseconds before at, > 0), shown, clicked.
+    everyone: the same of all users, where the view is of a part of them.
     pairs: one row per (at, user_id, item_id), see pair_statistics; of each user the `pairs_per_user` most frequent.
     users: one per (at, user_id), see user_statistics. tastes: one per (at, user_id, kind, key), see taste_statistics.
     item_counts: one per (at, item_id), see item_statistics, over all users also where the rest is of a part of them.
@@ -44,6 +46,7 @@ class View:
     lookback_hours: float
     ttl_hours: float
     rows: DataFrame
+    everyone: DataFrame
     pairs: DataFrame
     users: DataFrame
     tastes: DataFrame
@@ -101,6 +104,7 @@ def open_view(
             horizon.lookback,
             horizon.ttl,
             rows,
+            everyone,
             pairs,
             users,
             tastes,
@@ -187,6 +191,8 @@ def user_statistics(rows: DataFrame, pairs: DataFrame, window_hours: float) -> D
 
     buckets, before: the ten-minute buckets with requests, latest first, and how many requests came after each (both
     ARRAY, bounded by the lookback). requests_profile: requests in the hours of the day that the coming window covers.
+    cos_1, sin_1, cos_2, sin_2: sums over requests, in millionths, of the first two harmonics of the time of day,
+    counted from the middle of the coming window: where in the user's day it lies, also from a few requests.
     """
     buckets = (
         rows.select(*PER_USER, "request_id", bucket_of(F.col("age")).alias("bucket"))
@@ -201,6 +207,11 @@ def user_statistics(rows: DataFrame, pairs: DataFrame, window_hours: float) -> D
     def within(hours: float) -> Column:
         return F.sum(F.when(F.col("bucket") < round(hours * HOUR / BUCKET), requests).otherwise(0))
 
+    angle = 2 * math.pi * ((F.col("bucket") + 0.5) / day + window_hours / 48)
+
+    def harmonic(value: Column) -> Column:
+        return F.sum(F.round(value * DECAY_UNIT).cast("bigint") * requests)
+
     by_time = (
         buckets.withColumn("after", F.coalesce(F.sum("requests").over(newer), F.lit(0)))
         .groupBy(*PER_USER)
@@ -210,6 +221,10 @@ def user_statistics(rows: DataFrame, pairs: DataFrame, window_hours: float) -> D
             within(6).alias("requests_6h"),
             within(24).alias("requests_24h"),
             F.sum(F.when(coming, requests).otherwise(0)).alias("requests_profile"),
+            harmonic(F.cos(angle)).alias("cos_1"),
+            harmonic(F.sin(angle)).alias("sin_1"),
+            harmonic(F.cos(2 * angle)).alias("cos_2"),
+            harmonic(F.sin(2 * angle)).alias("sin_2"),
             F.min("bucket").alias("user_last_bucket"),
             F.array_sort(F.collect_list(F.struct("bucket", "after"))).alias("places"),
         )

@@ -1,13 +1,15 @@
 """The report: one self-contained HTML page about the state of a pipeline, from its Delta tables alone."""
 
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from jobs.common.config import Config
-from jobs.common.report_data import ReportData, read_report_data
+from jobs.common.report_data import read_report_data
+from jobs.common.report_page import Section, Tile
 from jobs.common.report_sections import sections, tiles
 from jobs.common.tables import Tables
 
@@ -21,15 +23,19 @@ def write_report(spark: SparkSession, config: Config, path: str | Path, *, slice
     run. The file appears whole or not at all.
     """
     data = read_report_data(Tables(spark, config.path("tables")), slices)
-    target = Path(path)
+    return write_page(sections(data), tiles(data), config, Path(path), slices)
+
+
+def write_page(parts: Sequence[Section], figures: Sequence[Tile], config: Config, target: Path, slices: int) -> Path:
+    """Writes a page of these sections to target, whole or not at all, and returns it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}")
-    partial.write_text(render(data, config, slices), encoding="utf-8")
+    partial.write_text(render(parts, figures, config, slices), encoding="utf-8")
     partial.replace(target)
     return target
 
 
-def render(data: ReportData, config: Config, slices: int) -> str:
+def render(parts: Sequence[Section], figures: Sequence[Tile], config: Config, slices: int) -> str:
     """The page: it loads nothing from outside, runs no script and escapes all text."""
     import jinja2
 
@@ -41,8 +47,8 @@ def render(data: ReportData, config: Config, slices: int) -> str:
         undefined=jinja2.StrictUndefined,
     )
     return environment.get_template(TEMPLATE).render(
-        sections=sections(data),
-        tiles=tiles(data),
+        sections=parts,
+        tiles=figures,
         dataset=config.log.dataset,
         root=config.storage.root,
         config_hash=config.hash,

@@ -173,6 +173,7 @@ def lines(
     y: str = "",
     dated: bool = True,
     percent_x: bool = False,
+    percent_y: bool = False,
     from_zero: bool = True,
     band: Any = None,
     points: Sequence[tuple[str, str, float, float]] = (),
@@ -198,7 +199,10 @@ def lines(
             _percent(axes.xaxis)
         if from_zero:
             axes.set_ylim(0, 1.08 * max((height for *_, ys in series for height in ys), default=0) or 1)
-        axes.yaxis.set_major_formatter(_counts())
+        if percent_y:
+            _percent(axes.yaxis)
+        else:
+            axes.yaxis.set_major_formatter(_counts())
         axes.set_xlabel(x)
         axes.set_ylabel(y)
 

@@ -1,3 +1,4 @@
+import math
 from datetime import timedelta
 
 import pytest
@@ -144,6 +145,10 @@ def test_features_are_what_the_log_says(tables, known):
         "from_new_items": 0,
     }
     assert {name: pair[name] for name in expected} == pytest.approx(expected, abs=1e-5)
+    # Requests of 30 min, 5 h and 20 h ago stand in the middle of their ten minutes; the window's middle is 3 h ahead.
+    angles = [2 * math.pi * (minutes_ago + 180) / 1440 for minutes_ago in (25, 295, 1195)]
+    for name, wave, times in (("cos_1", math.cos, 1), ("sin_1", math.sin, 1), ("cos_2", math.cos, 2)):
+        assert pair[f"day_{name}"] == pytest.approx(sum(wave(times * angle) for angle in angles) / (3 + 5), abs=1e-5)
     slow = {
         item: sum(2 ** (-age / 48) for age in ages) for item, ages in {10: (0.5, 5, 20), 11: (0.5,), 12: (20,)}.items()
     }
@@ -185,6 +190,35 @@ def test_rising_items_reach_every_active_user(tables, fill):
     with open_view(tables, [AS_OF], HORIZON, AS_OF) as view:
         found = candidates(view, Candidates(sources={"rising": 3})).collect()
     assert {(row.user_id, row.item_id) for row in found} == {(user, 50) for user in (*range(10), 99)}
+
+
+def test_items_rise_within_the_cluster_that_was_known_before(tables, fill):
+    def cluster(users, number):
+        return [{"user_id": user, "cluster_id": number, "neighbors": []} for user in users]
+
+    fill("user_neighbors", [*cluster(range(8), 1), *cluster(range(8, 20), 0)], AS_OF - hours(30))
+    fill("user_neighbors", [*cluster(range(8), 0), *cluster(range(8, 16), 1)], AS_OF - hours(6))
+    # Of this very time: a retry of predict_pairs would see it, the first try did not.
+    fill("user_neighbors", cluster(range(20), 5), AS_OF)
+    fill(
+        "ranking_log",
+        [
+            *(log_row(user, 50, AS_OF - hours(1)) for user in range(6)),  # six users of cluster 0
+            *(log_row(user, 51, AS_OF - hours(2)) for user in range(8, 15)),  # seven of cluster 1
+            *(log_row(user, 52, AS_OF - hours(2)) for user in (0, 1, 2, 3, 8, 9, 10, 11)),  # four of each: too few
+            *(log_row(user, 53, AS_OF - hours(5)) for user in range(16, 20)),  # no longer in any cluster
+        ],
+    )
+    with open_view(tables, [AS_OF], HORIZON, AS_OF) as view:
+        found = candidates(view, Candidates(sources={"cluster_rising": 3})).collect()
+        capped = candidates(view, Candidates(sources={"cluster_rising": 3, "rising": 1})).where("user_id = 8").collect()
+    active = {0: range(6), 1: range(8, 15)}
+    assert {(row.user_id, row.item_id) for row in found} == {
+        *((user, 50) for user in active[0]),
+        *((user, 51) for user in active[1]),
+    }
+    # Item 52 rose most over all users, and a pair keeps both of its sources.
+    assert {(row.item_id, *row.sources) for row in capped} == {(51, "cluster_rising"), (52, "rising")}
 
 
 def test_each_reference_time_sees_its_own_past(tables, fill):

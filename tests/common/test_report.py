@@ -10,6 +10,7 @@ from jobs.common import report_format as fmt
 from jobs.common.clock import slice_of
 from jobs.common.report import render, write_report
 from jobs.common.report_data import read_report_data
+from jobs.common.report_sections import sections, tiles
 from jobs.common.tables import Tables, spark_schema
 from schemas import TABLES
 from tests.conftest import AS_OF, DEFAULTS, hours
@@ -260,7 +261,8 @@ def filled(spark):
 
 
 def test_every_figure_of_the_tables_stands_on_the_page(make_config, filled):
-    text = render(read_report_data(filled, slices=200), make_config(), slices=200)
+    data = read_report_data(filled, slices=200)
+    text = render(sections(data), tiles(data), make_config(), slices=200)
     page = Page(text)
     cells = {name: {cell for row in rows for cell in row} for name, rows in page.tables.items()}
 

@@ -1,3 +1,4 @@
+import random
 import re
 from collections import defaultdict
 from datetime import timedelta
@@ -216,3 +217,34 @@ def test_a_window_without_snapshots_or_rows_is_audited_too(make_run, fill, table
     assert not tables.exists("precompute_ledger")
     empty = audit_coverage.run(*make_run("audit_coverage", AS_OF + hours(6)))
     assert (empty.rows_in, empty.rows_out, empty.metrics) == (0, 0, {})
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_predicted_pair_ends_in_exactly_one_state(spark, seed):
+    draw = random.Random(seed)
+    pairs = [(user, item) for user in range(-2, 4) for item in range(6)]
+    # Some embeddings are of no candidate, some candidates have none, pairs are scored that nobody predicted.
+    chosen = {pair: draw.choice(["compute", "compute", "reuse"]) for pair in draw.sample(pairs, 20)}
+    embedded = {pair for pair in pairs if draw.random() < 0.5}
+    scored = draw.choices(pairs, k=30)
+    states: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    for pair, action in chosen.items():
+        if action == "reuse":
+            states["reused"].add(pair)
+        elif pair not in embedded:
+            states["rejected"].add(pair)
+        else:
+            states["hit" if pair in scored else "wasted"].add(pair)
+    candidates = spark.createDataFrame(
+        [(*pair, action, 2.0 if action == "compute" else 0.0, 0.25) for pair, action in chosen.items()],
+        "user_id BIGINT, item_id BIGINT, action STRING, cost DOUBLE, expected_rows DOUBLE",
+    )
+    rows = [spark.createDataFrame(list(part), "user_id BIGINT, item_id BIGINT") for part in (embedded, scored)]
+    ledger = audit_coverage.reconcile(candidates, *rows, SIX).first()
+    assert {name: ledger[name] for name in ("reused", "rejected", "hit", "wasted")} == {
+        name: len(states[name]) for name in ("reused", "rejected", "hit", "wasted")
+    }
+    assert ledger.predicted == 20 == ledger.hit + ledger.wasted + ledger.reused + ledger.rejected
+    answered = states["reused"] | states["hit"] | states["wasted"]
+    assert (ledger.scored_rows, ledger.covered_rows) == (30, sum(pair in answered for pair in scored))
+    assert ledger.cost == 2.0 * len(states["hit"] | states["wasted"]) and ledger.expected_rows == 5.0

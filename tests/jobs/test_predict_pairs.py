@@ -1,5 +1,5 @@
 import random
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -155,7 +155,7 @@ def test_fresh_pairs_are_reused_at_no_cost_and_the_model_says_what_pairs_cost(ma
     fill("pair_embeddings", [embedded(11)], AS_OF - hours(24))  # expires before
     fill("pair_embeddings", [embedded(12, model_version="m0")], AS_OF - hours(6))  # of another model
     fill("pair_embeddings", [embedded(12)], AS_OF)  # this slice's own, as a retry finds it
-    monkeypatch.setattr("jobs.predict_pairs.foundation_at", lambda run: Foundation(Costs(100.0, 10.0), "m1"))
+    monkeypatch.setattr("jobs.predict_pairs.foundation_at", lambda config, as_of: Foundation(Costs(100.0, 10.0), "m1"))
     job, settings = make_run("predict_pairs", AS_OF, "predict_pairs.budget=130", "predict_pairs.budget_unit=flops")
     report = run(job, settings)
     # 100 + 3 * 10 buys user 2 whole; user 1 has only two pairs to compute.
@@ -218,3 +218,27 @@ def test_settings_and_models_that_do_not_fit_are_the_users_to_fix(make_run, make
     ) as error:
         run(job, settings)
     assert slice_of(AS_OF) in str(error.value)
+
+
+def test_a_quiet_window_and_a_user_and_item_never_seen_before(make_run, tables, fill):
+    """Nobody came in the last window; then a user whose first row is of an item that `items` has not heard of."""
+    fill("ranking_log", [log_row(1, 10, AS_OF - hours(7)), log_row(1, 11, AS_OF - hours(30))])
+    save(verifier_of(), model_folder(make_run("predict_pairs")[0].config, "verifier", AS_OF))
+    job, settings = make_run("predict_pairs", AS_OF, "predict_pairs.budget_share=1")
+    assert run(job, settings).metrics["computed"] == 2
+    assert pairs_of(tables, "sources") == [(1, 10, ["recent"]), (1, 11, ["recent"])]  # no misses, nothing rises
+    later = AS_OF + hours(6)
+    fill("ranking_log", [log_row(-5, 2**62 + 1, later - timedelta(microseconds=1))], later)
+    job, settings = make_run("predict_pairs", later, "predict_pairs.budget_share=1")
+    run(job, settings)
+    (found,) = (row for row in tables.read_slice("candidate_pairs", later).collect() if row.user_id == -5)
+    assert (found.item_id, found.sources, found.action) == (2**62 + 1, ["misses", "recent"], "compute")
+    # By hand: the logit is 1 - log(1 + hours since last), and no time has passed.
+    assert found.probability == pytest.approx(1 / (1 + np.exp(-1)), abs=1e-6)
+
+
+def test_a_budget_of_flops_or_seconds_must_be_more_than_nothing_too(make_config):
+    for unit in ("flops", "seconds", "pairs"):
+        for value in ("0", "-0.5", "nan"):
+            with pytest.raises(UserError, match=r"predict_pairs\.budget"):
+                make_config(f"predict_pairs.budget_unit={unit}", f"predict_pairs.budget={value}")

@@ -45,7 +45,12 @@ def test_labels_count_rows_of_the_window_after_each_reference_time(tables, fill)
 
 def test_a_model_is_trained_from_the_past_and_the_future_changes_nothing(make_run, tables, fill):
     fill("ranking_log", world())
-    overrides = ("train_verifier.windows=3", "train_verifier.epochs=3", "predict_pairs.sources={recent=50, rising=3}")
+    overrides = (
+        "train_verifier.windows=3",
+        "train_verifier.validation_windows=1",
+        "train_verifier.epochs=20",
+        "predict_pairs.sources={recent=50, rising=3}",
+    )
     job, settings = make_run("train_verifier", AS_OF, *overrides)
     report = run(job, settings)
     folder = model_folder(job.config, "verifier", AS_OF)
@@ -82,3 +87,18 @@ def test_too_little_history_trains_nothing(make_run, fill):
 def test_settings_that_can_not_work_are_refused(make_config, bad):
     with pytest.raises(UserError, match="train_verifier"):
         make_config(bad)
+
+
+def test_a_last_window_without_requests_trains_nothing_rather_than_on_nothing(make_run, fill):
+    """Candidates there are, but none was scored in the window that validates: no calibration can come of it."""
+    fill("ranking_log", [row for row in world() if row["event_time"] < AS_OF - hours(6)])
+    job, settings = make_run(
+        "train_verifier",
+        AS_OF,
+        "train_verifier.windows=3",
+        "train_verifier.validation_windows=1",
+        "predict_pairs.sources={recent=50}",
+    )
+    report = run(job, settings)
+    assert report.rows_in > 500 and report.metrics["trained"] == 0
+    assert not (model_folder(job.config, "verifier", AS_OF) / DESCRIPTION).exists()
