@@ -47,8 +47,9 @@ def test_the_hash_is_xxh64_of_the_eight_bytes():
 def test_every_finite_half_decodes_exactly():
     halves = np.arange(65536, dtype=np.uint16)
     halves = halves[np.isfinite(halves.view(np.float16))]
-    decoded = decode_rows(halves.view(np.uint8).reshape(-1, 2), "float16", 1)[:, 0]
-    np.testing.assert_array_equal(decoded.view(np.int32), halves.view(np.float16).astype(np.float32).view(np.int32))
+    decoded = np.empty((len(halves), 1), np.float32)
+    decode_rows(halves.view(np.uint8).reshape(-1, 2), "float16", decoded)
+    np.testing.assert_array_equal(decoded[:, 0].view(np.int32), halves.view(np.float16).astype(np.float32).view(np.int32))
 
 
 @settings(max_examples=40, deadline=None)
