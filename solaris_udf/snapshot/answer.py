@@ -25,7 +25,8 @@ _MOST_SECONDS = np.iinfo(np.int32).max
 class Tables:
     """What a lookup reads: both tables of the held shards, and the stored vectors wherever they lie.
 
-    vectors: void[width] at any place; zero is the place of a vector of zero bytes. held: bool [shards].
+    vectors: void[width] at any place; zero is the place of a vector of zero bytes. held: bool [shards]. views: the
+    memory as uint32, int64, float32, int16 and uint8.
     ranks: uint8 [6], each tier's place in the policy's order, NEVER for those that are not in it; codes is the inverse,
     uint8 [256], with NONE for NEVER.
     """
@@ -39,7 +40,7 @@ class Tables:
         memory = Memory(arrays)
         self.vectors = memory.windows(manifest.width)
         self.zero = memory.place(zeros, 1)
-        self.bytes, self.halves = memory.view("u1"), memory.view("<u2")
+        self.views = tuple(memory.view(kind) for kind in ("<u4", "<i8", "<f4", "<i2", "u1"))
         self.pairs = Table(memory, parts[PAIRS], manifest.shards)
         self.users = Table(memory, parts[USERS], manifest.shards)
         self.held = np.zeros(manifest.shards, np.bool_)

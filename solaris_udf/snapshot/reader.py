@@ -1,6 +1,7 @@
 """The lookup: from (user, item, time) to a vector, its tier, age and similarity. numpy and pyarrow only."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from solaris_udf.snapshot.opening import check_files, find_snapshot
 from solaris_udf.snapshot.storage import LocalStorage
 Int64 = npt.NDArray[np.int64]
 Verify = Literal["none", "manifest", "full"]
+Engine = Literal["auto", "numpy", "numba"]
 # Keys handled at a time: the working arrays stay in the cache, and a batch of any size needs little beside its answer.
 CHUNK = 8192
 
@@ -27,7 +29,14 @@ CHUNK = 8192
 class Snapshot:
     """One opened snapshot: immutable, memory-mapped, for any number of threads. `Snapshot.open` makes one."""
 
-    def __init__(self, folder: Path, manifest: Manifest, shards: Iterable[int], counters: TierCounters | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        shards: Iterable[int],
+        counters: TierCounters | None = None,
+        engine: Engine = "numpy",
+    ) -> None:
         """Maps the files of the given shards. Prefer `Snapshot.open`, which also finds and verifies the folder.
 
         pairs and users are the mapped tables by shard.
@@ -38,6 +47,7 @@ class Snapshot:
         self.pairs = {shard: MappedTable.open(folder, manifest, PAIRS, shard) for shard in self.shards}
         self.users = {shard: MappedTable.open(folder, manifest, USERS, shard) for shard in self.shards}
         self.tables = Tables(manifest, {PAIRS: self.pairs, USERS: self.users})
+        self._answer = answer_with(engine, self.tables)
 
     @classmethod
     def open(
@@ -47,22 +57,27 @@ class Snapshot:
         pin: str | None = None,
         verify: Verify = "manifest",
         counters: TierCounters | None = None,
+        engine: Engine = "auto",
     ) -> "Snapshot":
         """Opens the live snapshot of a snapshots folder, a pinned one of it, or one snapshot's own folder.
 
         shards: the shards to hold (see `shard_of`); None is all. pin: a snapshot id to open in place of the live one.
         verify: `manifest` checks the manifest against its own hash and each file's size and columns; `full` also the
-        sha256 of every held file, which reads them all; `none` does not look at file sizes.
+        sha256 of every held file, which reads them all; `none` does not look at file sizes. engine: what answers
+        lookups, compiled code (`numba`) or `numpy`; both give the same; `auto` is numba if it is installed. The first
+        snapshot of a process that numba answers takes seconds to open, a fraction of one once numba's cache is filled.
 
         Raises SnapshotError, one line, for whatever is missing, damaged or of another format.
         """
         if verify not in ("none", "manifest", "full"):
             raise SnapshotError(f"verify is {verify!r}, must be none, manifest or full")
+        if engine not in ("auto", "numpy", "numba"):
+            raise SnapshotError(f"engine is {engine!r}, must be auto, numpy or numba")
         storage = LocalStorage(path)
         while True:
             live = storage.read_text(CURRENT)
             try:
-                return cls._open(Path(path), shards, pin, verify, counters)
+                return cls._open(Path(path), shards, pin, verify, counters, engine)
             except SnapshotError:
                 # The live snapshot may have moved on, and been removed, between the two steps: take the new one.
                 if pin is not None or storage.read_text(CURRENT) == live:
@@ -70,7 +85,13 @@ class Snapshot:
 
     @classmethod
     def _open(
-        cls, path: Path, shards: Iterable[int] | None, pin: str | None, verify: Verify, counters: TierCounters | None
+        cls,
+        path: Path,
+        shards: Iterable[int] | None,
+        pin: str | None,
+        verify: Verify,
+        counters: TierCounters | None,
+        engine: Engine,
     ) -> "Snapshot":
         folder, manifest = find_snapshot(path, pin)
         held = list(range(manifest.shards)) if shards is None else sorted({int(shard) for shard in shards})
@@ -79,7 +100,7 @@ class Snapshot:
                 raise SnapshotError(f"there is no shard {shard}: {folder.name} has shards 0 to {manifest.shards - 1}")
         if verify != "none":
             check_files(folder, manifest, held, hashes=verify == "full")
-        return cls(folder, manifest, held, counters)
+        return cls(folder, manifest, held, counters, engine)
 
     @property
     def snapshot_id(self) -> str:
@@ -111,7 +132,7 @@ class Snapshot:
         found = Lookup.room(len(users), self.dim, self.dim if user_vectors else 0)
         for start in range(0, len(users), CHUNK):
             chunk = slice(start, start + CHUNK)
-            answer(self.tables, users[chunk], items[chunk], times[chunk], found.part(chunk))
+            self._answer(users[chunk], items[chunk], times[chunk], found.part(chunk))
         self.counters.add(found.tier)
         return found
 
@@ -124,3 +145,20 @@ class Snapshot:
                 f"{int(missing.sum())} keys are of shards {foreign[:8]}, which this reader does not hold "
                 f"(it holds {list(self.shards)[:8]}); route by shard_of"
             )
+
+
+def answer_with(engine: Engine, tables: Tables) -> Callable[[Int64, Int64, Int64, Lookup], None]:
+    """The function that answers keys from these tables. Raises SnapshotError if numba is asked for and not there."""
+    if engine != "numpy":
+        try:
+            from solaris_udf.snapshot.compiled import Compiled
+        except ImportError as error:
+            if engine == "numba":
+                raise SnapshotError(f"engine 'numba' can't be used: {error}; pip install numba") from None
+        else:
+            compiled = Compiled(tables).answer
+            nothing = np.zeros(0, np.int64)
+            for dim in (0, tables.manifest.dim):  # compiled now, not during the first lookup
+                compiled(nothing, nothing, nothing, Lookup.room(0, tables.manifest.dim, dim))
+            return compiled
+    return partial(answer, tables)
