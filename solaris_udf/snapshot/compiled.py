@@ -130,11 +130,12 @@ def _write(rank, place, age, similarity, codes, settings, views, out):  # type: 
         if rank[i] == NEVER:
             vectors[i, :] = 0
         elif is_half:
-            p = p >> 1
+            # Slices, since an index that may be negative keeps a loop from being vectorized.
+            stored, raw, vector = halves[p >> 1 : (p >> 1) + dim], bits[i], vectors[i]
             for j in range(dim):
-                bits[i, j] = (np.int32(halves[p + j]) << 13) & _MASK
+                raw[j] = (np.int32(stored[j]) << 13) & _MASK
             for j in range(dim):
-                vectors[i, j] *= _SCALE
+                vector[j] *= _SCALE
         else:
             word = np.uint32(0)
             for j in range(4):
@@ -174,11 +175,21 @@ def _answer(  # type: ignore[no-untyped-def]
         for i in range(count):
             if low[i] > high[i] or high[i] - low[i] > longest_pairs or high[i] > pairs[shard[i], _ROWS]:
                 return False
+        # Most buckets have one row. Reading it needs no branch, so many reads are under way at once; a branch that waits
+        # for memory and then was guessed wrong would stop them all.
+        first_user, first_item = np.empty(count, np.int64), np.empty(count, np.int64)
+        for i in range(count):
+            s = shard[i]
+            first_user[i], first_item[i] = words[pairs[s, _USER] + low[i]], words[pairs[s, _ITEM] + low[i]]
         for i in range(count):
             s, row = shard[i], np.int64(-1)
-            for r in range(low[i], high[i]):
-                if words[pairs[s, _USER] + r] == users[i] and words[pairs[s, _ITEM] + r] == items[i]:
-                    row = r
+            if low[i] < high[i]:
+                if first_user[i] == users[i] and first_item[i] == items[i]:
+                    row = low[i]
+                else:
+                    for r in range(low[i] + 1, high[i]):
+                        if words[pairs[s, _USER] + r] == users[i] and words[pairs[s, _ITEM] + r] == items[i]:
+                            row = r
             low[i] = row
         for i in range(count):
             if low[i] >= 0:
