@@ -64,7 +64,9 @@ def report(title: str, figures: list[Figure], file: Path | None) -> None:
         table.add_column(name, justify="right")
     for each in figures:
         met = "" if each.met is None else "yes" if each.met else "no"
-        table.add_row(each.metric, f"{each.value:,.4g}", each.unit, "" if each.target is None else str(each.target), met)
+        table.add_row(
+            each.metric, f"{each.value:,.4g}", each.unit, "" if each.target is None else str(each.target), met
+        )
     Console(width=None if Console().is_terminal else 120).print(table)
     if file:
         file.write_text(json.dumps([asdict(each) for each in figures], indent=2) + "\n", encoding="utf-8")

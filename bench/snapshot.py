@@ -2,11 +2,11 @@
 
     python bench/snapshot.py [--quick] [--json FILE]
 
-5M pairs (--quick: 500,000) of 50 items a user x 64 float16; nine users in ten have a mean of their own, the others three
-neighbours. A request is 1,000 keys of random users, half of them pairs that are not stored, and asks for one slot: the
-pair's vector or else the user's. Every store is asked for the same keys and must hand back float32 [1000, 64]; the peers
-make a second call for the users of missed pairs, and know neither neighbours, ages nor tiers. All on one thread but where
-it says so. A peer that is not installed is left out, which is said.
+5M pairs (--quick: 500,000) of 50 items a user x 64 float16; nine users in ten have a mean of their own, the others
+three neighbours. A request is 1,000 keys of random users, half of them pairs that are not stored, and asks for one slot: the
+pair's vector or else the user's. Every store is asked for the same keys and must hand back float32 [1000, 64]; the
+peers make a second call for the users of missed pairs, and know neither neighbours, ages nor tiers. All on one thread
+but where it says so. A peer that is not installed is left out, which is said.
 """
 
 import importlib.util
@@ -163,9 +163,7 @@ def with_lmdb(world: World, folder: Path):
         keys = keys_of(users, items)
         with environment.begin(buffers=False) as transaction:
             get = transaction.get
-            return vectors_of(
-                [get(key) for key in keys], lambda missed: [get(keys[place][:8]) for place in missed]
-            )
+            return vectors_of([get(key) for key in keys], lambda missed: [get(keys[place][:8]) for place in missed])
 
     return ask
 
@@ -261,7 +259,9 @@ def swapping(root: Path, manifest: Manifest, world: World, seconds: float) -> li
     """Latency and failures while CURRENT moves every second between two snapshots, against a still one."""
     storage = LocalStorage(root)
     other = replace(manifest, slice="20260103T060000Z", as_of_micros=1)
-    shutil.copytree(root / manifest.snapshot_id, root / ".staging-other", copy_function=lambda a, b: Path(b).hardlink_to(a))
+    shutil.copytree(
+        root / manifest.snapshot_id, root / ".staging-other", copy_function=lambda a, b: Path(b).hardlink_to(a)
+    )
     (root / ".staging-other" / "manifest.json").unlink()
     publish(storage, ".staging-other", other)
     with SnapshotFollower(root, poll_seconds=0.05) as follower:

@@ -94,13 +94,24 @@ def rollback(snapshot_id: LiveOrId = None, files: ConfigFiles = None, overrides:
 
 @app.command()
 def gc(
-    keep: Annotated[int, typer.Option(help="Newest snapshots to keep")] = 28,
+    keep: Annotated[
+        int | None, typer.Option(help="Newest snapshots to keep (default: maintain_tables.keep_snapshots)")
+    ] = None,
     delete: Annotated[bool, typer.Option("--delete", help="Really remove; without it, only list")] = False,
     files: ConfigFiles = None,
     overrides: Overrides = None,
 ) -> None:
-    """Remove old snapshots; the live, pinned and leased ones stay."""
-    found = snapshots.gc(_root(files, overrides), keep, dry_run=not delete)
+    """Remove old snapshots, as maintain_tables does; the live, recent, pinned and leased ones stay."""
+    config = resolve(files, overrides)
+    settings = config.sections["maintain_tables"].model_dump()
+    found = snapshots.gc(
+        config.path("snapshots"),
+        settings["keep_snapshots"] if keep is None else keep,
+        days=settings["snapshot_days"],
+        lease_hours=settings["lease_hours"],
+        abandoned_hours=settings["min_vacuum_hours"],
+        dry_run=not delete,
+    )
     names = [*found.snapshots, *found.leftovers]
     verb = "removed" if delete else "would remove (--delete does)"
     console.print(f"{verb}: {', '.join(names) or 'nothing'}", highlight=False)

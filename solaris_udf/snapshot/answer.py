@@ -6,6 +6,7 @@ loop; both must give the same answers to the bit.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +35,7 @@ class Tables:
     def __init__(self, manifest: Manifest, parts: dict[str, dict[int, MappedTable]]) -> None:
         self.manifest = manifest
         zeros = np.zeros(manifest.width, np.uint8)
-        arrays = [zeros]
+        arrays: list[npt.NDArray[Any]] = [zeros]
         for part in (*parts[PAIRS].values(), *parts[USERS].values()):
             arrays += [part.offsets, *part.columns.values()]
         memory = Memory(arrays)
@@ -123,8 +124,10 @@ def answer(tables: Tables, users: Int64, items: Int64, at: Int64, out: Lookup) -
         first = min(ranks[code] for code in (USER_MEAN, NEIGHBOR_MEAN, COLD, NEIGHBOR_PAIR))
         asking = (best.rank > first).nonzero()[0]
     if len(asking):
-        part = (values if both else values.take(asking) for values in (shard, hashes, users))
-        keys, rows = tables.users.probe(*part)
+        if both:
+            keys, rows = tables.users.probe(shard, hashes, users)
+        else:
+            keys, rows = tables.users.probe(shard.take(asking), hashes.take(asking), users.take(asking))
         keys = asking.take(keys)
         its_shard = shard.take(keys)
         _from_users(tables, keys, its_shard, rows, at, best, of_user)
@@ -201,4 +204,3 @@ def _from_neighbors(
     rank = np.full(len(good), tables.ranks[NEIGHBOR_PAIR], np.uint8)
     place = tables.pairs.vectors(near.take(good), found_rows.take(good), manifest.width)
     best.take_if_better(owners.take(good), rank, place, age.take(good), similarity.take(good))
-

@@ -1,13 +1,10 @@
-"""The lookup as one compiled loop, for where numba is installed: same rules and same bits as answer.py, several times as
-fast, and without the interpreter's lock, so that threads add up.
+"""The lookup as one compiled loop, for where numba is installed: same rules and same bits as answer.py, faster, and
+without the interpreter's lock, so that threads add up.
 
 It runs in passes over the whole chunk, so that the processor has many independent reads of memory under way at a time.
 """
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
 from solaris_udf.snapshot import hashing
@@ -100,7 +97,7 @@ def _layout(table: Table) -> Int64:
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _hash(value: Any, start: Any) -> Any:
+def _hash(value, start):  # type: ignore[no-untyped-def]
     key = np.uint64(value) * _P2
     key = ((key << _31) | (key >> _33)) * _P1
     key = key ^ start
@@ -111,7 +108,7 @@ def _hash(value: Any, start: Any) -> Any:
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _bucket(hash_: Any, buckets: Any) -> Any:
+def _bucket(hash_, buckets):  # type: ignore[no-untyped-def]
     return np.int64(((hash_ >> _32) * np.uint64(buckets)) >> _32)
 
 
@@ -175,8 +172,8 @@ def _answer(  # type: ignore[no-untyped-def]
         for i in range(count):
             if low[i] > high[i] or high[i] - low[i] > longest_pairs or high[i] > pairs[shard[i], _ROWS]:
                 return False
-        # Most buckets have one row. Reading it needs no branch, so many reads are under way at once; a branch that waits
-        # for memory and then was guessed wrong would stop them all.
+        # Most buckets have one row. Reading it needs no branch, so many reads are under way at once; a branch that
+        # waits for memory and then was guessed wrong would stop them all.
         first_user, first_item = np.empty(count, np.int64), np.empty(count, np.int64)
         for i in range(count):
             s = shard[i]
@@ -189,7 +186,7 @@ def _answer(  # type: ignore[no-untyped-def]
                 else:
                     for r in range(low[i] + 1, high[i]):
                         if words[pairs[s, _USER] + r] == users[i] and words[pairs[s, _ITEM] + r] == items[i]:
-                            row = r
+                            row = np.int64(r)
             low[i] = row
         for i in range(count):
             if low[i] >= 0:
@@ -222,7 +219,7 @@ def _answer(  # type: ignore[no-untyped-def]
         s, row = shard[i], np.int64(-1)
         for r in range(low[k], high[k]):
             if words[owners[s, _USER] + r] == users[i]:
-                row = r
+                row = np.int64(r)
         low[k] = row
     for k in range(asked):
         i, row = asking[k], low[k]
@@ -233,7 +230,7 @@ def _answer(  # type: ignore[no-untyped-def]
         near = floats[owners[s, _SIMILARITY] + row]
         tier = bytes_[owners[s, _TIER] + row]
         if 0 <= years < max_user_age and (
-            tier == USER_MEAN or tier == COLD or (tier == NEIGHBOR_MEAN and near >= min_similarity)
+            tier in (USER_MEAN, COLD) or (tier == NEIGHBOR_MEAN and near >= min_similarity)
         ):
             where = owners[s, _VECTOR] + row * width
             if ranks[tier] < rank[i]:
@@ -255,7 +252,7 @@ def _answer(  # type: ignore[no-untyped-def]
                 found = np.int64(-1)
                 for r in range(begin, end):
                     if words[pairs[o, _USER] + r] == other and words[pairs[o, _ITEM] + r] == items[i]:
-                        found = r
+                        found = np.int64(r)
                 if found >= 0:
                     years = at[i] - words[pairs[o, _TIME] + found]
                     if 0 <= years < ttl:

@@ -48,6 +48,14 @@ class Lookup:
             np.empty(count, np.float32),
         )
 
+    @classmethod
+    def empty(cls, count: int, dim: int, user_dim: int) -> "Lookup":
+        """count answers of tier none."""
+        found = cls.room(count, dim, user_dim)
+        for name in cls.__dataclass_fields__:
+            getattr(found, name).fill(-1 if name.endswith("age_seconds") else 0)
+        return found
+
     def part(self, keys: slice) -> "Lookup":
         """The answers to some keys, as views."""
         return Lookup(*(getattr(self, name)[keys] for name in self.__dataclass_fields__))

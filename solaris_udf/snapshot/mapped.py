@@ -7,6 +7,7 @@ process's memory that begin at its lowest mapped byte: a place in a view is an a
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,11 +130,16 @@ class Memory:
         return address
 
 
+def _start(memory: Memory, name: str, part: MappedTable) -> int:
+    column = part.columns[name]
+    return memory.place(column, column.itemsize)
+
+
 class Table:
     """The rows of one kind, pairs or users, in all the shards held.
 
-    Arrays over shards have a value for each shard of the snapshot, 0 for those that are not held. starts: by column, the
-    place of each shard's first row in the view of the column's type (embedding: in bytes); a row takes `size` places.
+    Arrays over shards have a value for each shard of the snapshot, 0 for those that are not held. starts: by column,
+    the place of each shard's first row in the view of the column's type, so an embedding's in bytes.
     """
 
     def __init__(self, memory: Memory, parts: Mapping[int, MappedTable], shards: int) -> None:
@@ -148,12 +154,11 @@ class Table:
         self.longest_bucket = max((part.longest_bucket for part in parts.values()), default=0)
         self.offset_starts = by_shard(lambda part: memory.place(part.offsets, 4))
         self.offsets = memory.view("<u4")
-        self.starts, self.views = {}, {}
+        self.starts: dict[str, Int64] = {}
+        self.views: dict[str, AnyArray] = {}
         for name, column in next(iter(parts.values())).columns.items() if parts else ():
-            bytes_, kind = (1, "") if name == "embedding" else (column.itemsize, column.dtype.str)
-            self.starts[name] = by_shard(lambda part, name=name, size=bytes_: memory.place(part.columns[name], size))
-            if kind:
-                self.views[name] = memory.view(kind)
+            self.starts[name] = by_shard(partial(_start, memory, name))
+            self.views[name] = memory.view(column.dtype.str)
 
     def probe(self, shard: Int64, hashes: UInt64, *ids: Int64) -> tuple[Int64, Int64]:
         """Which keys are in the table (places among the keys, ascending) and at which rows of their shards.
@@ -170,7 +175,9 @@ class Table:
         high = self.offsets.take(place).astype(np.int64)
         size = high - low
         # Unsigned, a negative size is a huge one.
-        if len(size) and (int(size.view(np.uint64).max()) > self.longest_bucket or (high > self.rows.take(shard)).any()):
+        if len(size) and (
+            int(size.view(np.uint64).max()) > self.longest_bucket or (high > self.rows.take(shard)).any()
+        ):
             raise SnapshotError("the bucket offsets are damaged; verify the snapshot")
         ends = size.cumsum()
         keys = np.repeat(np.arange(len(size)), size)

@@ -19,6 +19,7 @@ from solaris_udf.snapshot.manifest import Manifest
 from solaris_udf.snapshot.mapped import MappedTable
 from solaris_udf.snapshot.opening import check_files, find_snapshot
 from solaris_udf.snapshot.storage import LocalStorage
+
 Int64 = npt.NDArray[np.int64]
 Verify = Literal["none", "manifest", "full"]
 Engine = Literal["auto", "numpy", "numba"]

@@ -54,7 +54,9 @@ def test_every_finite_half_decodes_exactly():
     halves = halves[np.isfinite(halves.view(np.float16))]
     decoded = np.empty((len(halves), 1), np.float32)
     decode_rows(halves.view(np.uint8).reshape(-1, 2), "float16", decoded)
-    np.testing.assert_array_equal(decoded[:, 0].view(np.int32), halves.view(np.float16).astype(np.float32).view(np.int32))
+    np.testing.assert_array_equal(
+        decoded[:, 0].view(np.int32), halves.view(np.float16).astype(np.float32).view(np.int32)
+    )
 
 
 def as_stored(codec, vector):
@@ -93,7 +95,9 @@ def test_a_lookup_agrees_with_a_dictionary(data):
         if HAS_NUMBA:
             compiled = Snapshot.open(folder, engine="numba")
             for slots, other in ((True, answer), (False, slim)):
-                for mine, theirs in zip(astuple(compiled.lookup(*columns, user_vectors=slots)), astuple(other), strict=True):
+                for mine, theirs in zip(
+                    astuple(compiled.lookup(*columns, user_vectors=slots)), astuple(other), strict=True
+                ):
                     assert mine.dtype == theirs.dtype
                     assert mine.tobytes() == theirs.tobytes()
     user_order = tuple(tier for tier in order if "mean" in tier) or ("cold",)
