@@ -3,10 +3,10 @@
     python bench/snapshot.py [--quick] [--json FILE]
 
 5M pairs (--quick: 500,000) of 50 items a user x 64 float16; nine users in ten have a mean of their own, the others
-three neighbours. A request is 1,000 keys of random users, half of them pairs that are not stored, and asks for one slot: the
-pair's vector or else the user's. Every store is asked for the same keys and must hand back float32 [1000, 64]; the
-peers make a second call for the users of missed pairs, and know neither neighbours, ages nor tiers. All on one thread
-but where it says so. A peer that is not installed is left out, which is said.
+three neighbours. A request is 1,000 keys of random users, half of them pairs that are not stored, and asks for one
+slot: the pair's vector or else the user's. Every store is asked for the same keys and must hand back float32
+[1000, 64]; the peers make a second call for the users of missed pairs, and know neither neighbours, ages nor tiers. All
+on one thread but where it says so. A peer that is not installed is left out, which is said.
 """
 
 import importlib.util

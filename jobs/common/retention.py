@@ -69,7 +69,8 @@ def removable_snapshots(
 
     names: ids, which begin with their slice. Kept: the `keep` newest; all from the last `days` before the newest one up
     to as_of, and the one before them, which was live when that period began (with 0 days there is no such period); the
-    current one and all that came after it; pinned and leased ones. Without a current snapshot nothing goes: something is wrong then.
+    current one and all that came after it; pinned and leased ones. Without a current snapshot nothing goes: something
+    is wrong then.
     """
     if current is None or current not in names:
         return []

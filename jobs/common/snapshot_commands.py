@@ -115,3 +115,17 @@ def gc(
     names = [*found.snapshots, *found.leftovers]
     verb = "removed" if delete else "would remove (--delete does)"
     console.print(f"{verb}: {', '.join(names) or 'nothing'}", highlight=False)
+
+
+@app.command()
+def redis(
+    url: Annotated[str, typer.Argument(help="Such as redis://127.0.0.1:6379/0")],
+    snapshot_id: LiveOrId = None,
+    prefix: Annotated[str, typer.Option(help="What every key begins with")] = "solaris",
+    keep_hours: Annotated[float, typer.Option(min=0.01, help="The keys of this version expire after this long")] = 24.0,
+    files: ConfigFiles = None,
+    overrides: Overrides = None,
+) -> None:
+    """Copy a snapshot to Redis and make it current there, for fleets that want a network store."""
+    copied, name = snapshots.to_redis(_root(files, overrides), snapshot_id, url, prefix, keep_hours)
+    console.print(f"{copied:,} keys; {name} is in Redis below {prefix}:", highlight=False)

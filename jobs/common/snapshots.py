@@ -238,6 +238,26 @@ def gc(
     return Garbage(doomed, leftovers, len(names) - len(doomed))
 
 
+@_one_error
+def to_redis(
+    root: str | Path, snapshot_id: str | None, url: str, prefix: str = "solaris", keep_hours: float = 24.0
+) -> tuple[int, str]:
+    """Copies a snapshot (default: the live one) to Redis and makes it current there. Returns the keys and its id."""
+    try:
+        import redis
+    except ImportError:
+        raise UserError("copying to Redis needs the redis package: pip install 'solaris-pipeline[redis]'") from None
+    from solaris_udf.snapshot.redis_export import export
+
+    snapshot = Snapshot.open(root, pin=snapshot_id, verify="full", engine="numpy")
+    try:
+        client = redis.Redis.from_url(url)
+    except ValueError as error:
+        raise UserError(f"{url!r} is no Redis address: {error}") from None
+    with client:
+        return export(snapshot, client, prefix=prefix, keep_seconds=round(keep_hours * 3600)), snapshot.snapshot_id
+
+
 def _existing(storage: LocalStorage, name: str) -> None:
     if not is_safe_name(name) or name not in list_snapshots(storage):
         known = ", ".join(list_snapshots(storage)[-5:]) or "none"
