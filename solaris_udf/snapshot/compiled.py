@@ -190,9 +190,9 @@ def _answer(  # type: ignore[no-untyped-def]
             low[i] = row
         for i in range(count):
             if low[i] >= 0:
-                years = at[i] - words[pairs[shard[i], _TIME] + low[i]]
-                if 0 <= years < ttl:
-                    rank[i], age[i], similarity[i] = ranks[PAIR], years, 1
+                passed = at[i] - words[pairs[shard[i], _TIME] + low[i]]
+                if 0 <= passed < ttl:
+                    rank[i], age[i], similarity[i] = ranks[PAIR], passed, 1
                     place[i] = pairs[shard[i], _VECTOR] + low[i] * width
 
     both = out_user[0].shape[1] > 0
@@ -221,44 +221,69 @@ def _answer(  # type: ignore[no-untyped-def]
             if words[owners[s, _USER] + r] == users[i]:
                 row = np.int64(r)
         low[k] = row
+    cells = np.int64(0)
     for k in range(asked):
         i, row = asking[k], low[k]
         if row < 0:
             continue
         s = shard[i]
-        years = at[i] - words[owners[s, _TIME] + row]
+        passed = at[i] - words[owners[s, _TIME] + row]
         near = floats[owners[s, _SIMILARITY] + row]
         tier = bytes_[owners[s, _TIER] + row]
-        if 0 <= years < max_user_age and (
+        if 0 <= passed < max_user_age and (
             tier in (USER_MEAN, COLD) or (tier == NEIGHBOR_MEAN and near >= min_similarity)
         ):
             where = owners[s, _VECTOR] + row * width
             if ranks[tier] < rank[i]:
-                rank[i], place[i], age[i], similarity[i] = ranks[tier], where, years, near
+                rank[i], place[i], age[i], similarity[i] = ranks[tier], where, passed, near
             if both and ranks[tier] != NEVER:
-                user_rank[i], user_place[i], user_age[i], user_similarity[i] = ranks[tier], where, years, near
+                user_rank[i], user_place[i], user_age[i], user_similarity[i] = ranks[tier], where, passed, near
         if rank[i] > ranks[NEIGHBOR_PAIR]:
+            cells += min(slots, np.int64(bytes_[owners[s, _COUNT] + row]))
+
+    # A cell is one neighbour of one key. They too are read in passes, and the first usable one of a key is its best.
+    cell_key, cell_shard = np.empty(cells, np.int64), np.empty(cells, np.int64)
+    cell_user, cell_near = np.empty(cells, np.int64), np.empty(cells, np.float32)
+    cells = np.int64(0)
+    for k in range(asked):
+        i, row = asking[k], low[k]
+        if row >= 0 and rank[i] > ranks[NEIGHBOR_PAIR]:
+            s = shard[i]
             for slot in range(min(slots, np.int64(bytes_[owners[s, _COUNT] + row]))):
                 near = floats[owners[s, _COSINES] + row * slots + slot]
-                other = words[owners[s, _NEIGHBORS] + row * slots + slot]
-                its_hash = _hash(other, _SEEDED)
-                o = np.int64((its_hash & _LOW) % shards)
-                if not held[o] or not near >= min_similarity:
-                    continue
-                b = pairs[o, _OFFSETS] + _bucket(_hash(items[i], its_hash + _LENGTH), pairs[o, _BUCKETS])
-                begin, end = np.int64(offsets[b]), np.int64(offsets[b + 1])
-                if begin > end or end - begin > longest_pairs or end > pairs[o, _ROWS]:
-                    return False
-                found = np.int64(-1)
-                for r in range(begin, end):
-                    if words[pairs[o, _USER] + r] == other and words[pairs[o, _ITEM] + r] == items[i]:
+                if near >= min_similarity:
+                    cell_key[cells], cell_near[cells] = i, near
+                    cell_user[cells] = words[owners[s, _NEIGHBORS] + row * slots + slot]
+                    cells += 1
+    begin, end = np.zeros(cells, np.int64), np.zeros(cells, np.int64)
+    for c in range(cells):
+        its_hash = _hash(cell_user[c], _SEEDED)
+        o = np.int64((its_hash & _LOW) % shards)
+        cell_shard[c] = o
+        if held[o]:
+            b = pairs[o, _OFFSETS] + _bucket(_hash(items[cell_key[c]], its_hash + _LENGTH), pairs[o, _BUCKETS])
+            begin[c], end[c] = offsets[b], offsets[b + 1]
+    for c in range(cells):
+        if begin[c] > end[c] or end[c] - begin[c] > longest_pairs or end[c] > pairs[cell_shard[c], _ROWS]:
+            return False
+    first_user, first_item = np.empty(cells, np.int64), np.empty(cells, np.int64)
+    for c in range(cells):
+        o = cell_shard[c]
+        first_user[c], first_item[c] = words[pairs[o, _USER] + begin[c]], words[pairs[o, _ITEM] + begin[c]]
+    for c in range(cells):
+        i, o, found = cell_key[c], cell_shard[c], np.int64(-1)
+        if begin[c] < end[c] and rank[i] > ranks[NEIGHBOR_PAIR]:
+            if first_user[c] == cell_user[c] and first_item[c] == items[i]:
+                found = begin[c]
+            else:
+                for r in range(begin[c] + 1, end[c]):
+                    if words[pairs[o, _USER] + r] == cell_user[c] and words[pairs[o, _ITEM] + r] == items[i]:
                         found = np.int64(r)
-                if found >= 0:
-                    years = at[i] - words[pairs[o, _TIME] + found]
-                    if 0 <= years < ttl:
-                        rank[i], age[i], similarity[i] = ranks[NEIGHBOR_PAIR], years, near
-                        place[i] = pairs[o, _VECTOR] + found * width
-                        break
+        if found >= 0:
+            passed = at[i] - words[pairs[o, _TIME] + found]
+            if 0 <= passed < ttl:
+                rank[i], age[i], similarity[i] = ranks[NEIGHBOR_PAIR], passed, cell_near[c]
+                place[i] = pairs[o, _VECTOR] + found * width
 
     _write(rank, place, age, similarity, codes, settings, views, out)
     if both:
