@@ -63,9 +63,9 @@ class Compiled:
         """As answer.answer."""
         tables = self._tables
         whole = _answer(
-            users,
-            items,
-            at,
+            _writable(users),
+            _writable(items),
+            _writable(at),
             self._settings,
             self._min_similarity,
             tables.ranks,
@@ -85,6 +85,11 @@ class Compiled:
         )
         if not whole:
             raise SnapshotError("the bucket offsets are damaged; verify the snapshot")
+
+
+def _writable(values: Int64) -> Int64:
+    """A copy if the array is read-only: to numba that is another type, for which it would compile for seconds."""
+    return values if values.flags.writeable else values.copy()
 
 
 def _layout(table: Table) -> Int64:

@@ -225,6 +225,28 @@ def test_any_integer_type_and_strided_arrays_work(big, kind):
     assert Snapshot.open(big).lookup(users, pa.array([3, 4]), 0).embedding.tolist() == [[7, 3], [9, 4]]
 
 
+@pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
+def test_no_lookup_compiles_anything_after_the_open(big):
+    snapshot = Snapshot.open(big, engine="numba")
+    from solaris_udf.snapshot.compiled import _answer
+
+    known = len(_answer.signatures)
+    frozen = np.arange(5)
+    frozen.flags.writeable = False
+    for users in (frozen, pa.array([1, 2, 3, 4, 5]), [1] * 5, np.arange(10)[::2], np.arange(5, dtype=np.uint8)):
+        for times in (0, np.zeros(5, np.int64), np.broadcast_to(np.int64(0), 5)):
+            for slots in (True, False):
+                assert len(snapshot.lookup(users, frozen, times, user_vectors=slots)) == 5
+    snapshot.lookup([], [])
+    snapshot.lookup(np.zeros(20_000, np.int64), np.zeros(20_000, np.int64))
+    assert len(_answer.signatures) == known
+
+
+def test_an_unknown_engine_is_a_clear_error(big):
+    with pytest.raises(SnapshotError, match="engine is 'c'"):
+        Snapshot.open(big, engine="c")
+
+
 def test_a_reader_of_some_shards_refuses_other_users_and_skips_their_pairs(tmp_path):
     shard = {user: user_hash(user) % 2**32 % 2 for user in range(20)}
     here = next(user for user in shard if shard[user] == 0)
