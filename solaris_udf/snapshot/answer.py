@@ -17,7 +17,7 @@ from solaris_udf.snapshot.lookup import Lookup
 from solaris_udf.snapshot.manifest import Manifest
 from solaris_udf.snapshot.mapped import MappedTable, Memory, Table
 from solaris_udf.snapshot.vectors import decode_rows
-from solaris_udf.tiers import COLD, MICROS_PER_SECOND, NEIGHBOR_MEAN, NEIGHBOR_PAIR, NEVER, PAIR, USER_MEAN
+from solaris_udf.tiers import COLD, MICROS_PER_SECOND, NEIGHBOR_MEAN, NEIGHBOR_PAIR, NEVER, PAIR, USER_MEAN, USER_TIERS
 
 Int64 = npt.NDArray[np.int64]
 _MOST_SECONDS = np.iinfo(np.int32).max
@@ -29,7 +29,7 @@ class Tables:
     vectors: void[width] at any place; zero is the place of a vector of zero bytes. held: bool [shards]. views: the
     memory as uint32, int64, float32, int16 and uint8.
     ranks: uint8 [6], each tier's place in the policy's order, NEVER for those that are not in it; codes is the inverse,
-    uint8 [256], with NONE for NEVER.
+    uint8 [256], with NONE for NEVER. user_ranks, uint8 [256], is ranks for user tiers and NEVER for any other byte.
     """
 
     def __init__(self, manifest: Manifest, parts: dict[str, dict[int, MappedTable]]) -> None:
@@ -47,6 +47,8 @@ class Tables:
         self.held = np.zeros(manifest.shards, np.bool_)
         self.held[list(parts[PAIRS])] = True
         self.ranks, self.codes = manifest.policy.ranks, manifest.policy.codes_of_ranks
+        self.user_ranks = np.full(256, NEVER, np.uint8)
+        self.user_ranks[list(USER_TIERS)] = self.ranks[list(USER_TIERS)]
 
 
 @dataclass
@@ -161,11 +163,10 @@ def _from_users(
     age -= table.column("computed_at", shard, rows)
     similarity = table.column("similarity", shard, rows)
     tier = table.column("tier", shard, rows)
-    rank = tables.ranks.take(tier, mode="clip")
-    usable = _younger(age, policy.max_user_age_micros)
-    usable &= (tier != NEIGHBOR_MEAN) | (similarity >= np.float32(policy.min_similarity))
-    usable &= (tier == USER_MEAN) | (tier == NEIGHBOR_MEAN) | (tier == COLD)
-    rank[~usable] = NEVER
+    rank = tables.user_ranks.take(tier)
+    refused = age.view(np.uint64) >= np.uint64(policy.max_user_age_micros)
+    refused |= ~(similarity >= np.float32(policy.min_similarity)) & (tier == NEIGHBOR_MEAN)
+    rank[refused] = NEVER
     place = table.vectors(shard, rows, tables.manifest.width)
     best.take_if_better(keys, rank, place, age, similarity)
     if of_user is not None:
@@ -199,8 +200,10 @@ def _from_neighbors(
     age -= tables.pairs.column("computed_at", near, found_rows)
     good = _younger(age, manifest.policy.ttl_micros).nonzero()[0]
     # Cells are in order of key and similarity, so a key's first usable one is its best.
-    _, first = np.unique(owners.take(good), return_index=True)
-    good = good.take(first)
+    of_key = owners.take(good)
+    first = np.ones(len(good), np.bool_)
+    np.not_equal(of_key[1:], of_key[:-1], out=first[1:])
+    good = good[first]
     rank = np.full(len(good), tables.ranks[NEIGHBOR_PAIR], np.uint8)
     place = tables.pairs.vectors(near.take(good), found_rows.take(good), manifest.width)
     best.take_if_better(owners.take(good), rank, place, age.take(good), similarity.take(good))
