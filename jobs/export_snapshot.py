@@ -18,33 +18,26 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from jobs.common.clock import micros, slice_of, ts
-from jobs.common.config import Section, Serving
+from jobs.common.config import Section
 from jobs.common.errors import RunFailed, UserError
-from jobs.common.log import fresh_pair_embeddings, latest_per
+from jobs.common.log import fresh_pair_embeddings
 from jobs.common.main import main
 from jobs.common.models import latest_model
 from jobs.common.runs import Report, Run
+from jobs.common.snapshot_checks import check_lookups, count_totals
+from jobs.common.snapshot_users import fresh_user_means, neighbor_lists, resolve_users
 from solaris_udf.snapshot.errors import SnapshotError
 from solaris_udf.snapshot.layout import MANIFEST, STAGING_PREFIX, is_safe_name
 from solaris_udf.snapshot.manifest import Manifest
-from solaris_udf.snapshot.publish import publish
-from solaris_udf.snapshot.reader import Snapshot
-from solaris_udf.snapshot.shards import INPUT_COLUMNS, OUTPUT_DDL, ShardSummary, write_shards
+from solaris_udf.snapshot.publish import publish, reuse_files
+from solaris_udf.snapshot.shards import INPUT_COLUMNS, OUTPUT_DDL, USER_COLUMNS, ShardSummary, write_shards
 from solaris_udf.snapshot.storage import LocalStorage
-from solaris_udf.snapshot.validate import (
-    Limits,
-    Totals,
-    assemble,
-    check_against_previous,
-    check_content,
-    check_sample,
-    previous_manifest,
-)
-from solaris_udf.tiers import NEIGHBOR_MEAN, USER_MEAN, TierPolicy
+from solaris_udf.snapshot.validate import Limits, assemble, check_against_previous, check_content, previous_manifest
+from solaris_udf.tiers import TierPolicy
 
 log = logging.getLogger("solaris")
 
@@ -78,73 +71,6 @@ def choose_shards(rows: int, setting: int) -> int:
     return setting or min(MAX_SHARDS, max(MIN_SHARDS, -(-rows // ROWS_PER_SHARD)))
 
 
-def fresh_user_means(run: Run, version: str) -> DataFrame:
-    """Each user's latest own mean younger than serving.max_user_age_hours; its age is that of its newest pair."""
-    start = run.as_of - timedelta(hours=run.config.serving.max_user_age_hours)
-    rows = run.tables.read("user_embeddings").where(
-        (F.col("slice") > slice_of(start)) & (F.col("slice") <= run.slice) & (F.col("model_version") == version)
-    )
-    return (
-        latest_per(rows, "user_id")
-        .where(F.col("newest_at") > ts(start))
-        .select("user_id", "embedding", "codec", F.unix_micros("newest_at").alias("computed_at"))
-    )
-
-
-def neighbor_lists(run: Run, version: str, means: DataFrame, count: int) -> DataFrame:
-    """The best neighbours of each user that have an own mean (user_id, neighbors), most similar first, ties by id."""
-    rows = run.tables.read("user_neighbors").where((F.col("slice") <= run.slice) & (F.col("model_version") == version))
-    candidates = (
-        rows.join(F.broadcast(rows.agg(F.max("slice").alias("slice"))), "slice", "left_semi")
-        .select("user_id", F.explode("neighbors").alias("neighbor"))
-        .select("user_id", F.col("neighbor.user_id").alias("neighbor_id"), "neighbor.similarity")
-        .where(
-            (F.col("similarity") >= run.config.serving.min_similarity)
-            & ~F.isnan("similarity")
-            & (F.col("neighbor_id") != F.col("user_id"))
-        )
-        .join(means.select(F.col("user_id").alias("neighbor_id")), "neighbor_id", "left_semi")
-    )
-    best = Window.partitionBy("user_id").orderBy(F.col("similarity").desc(), "neighbor_id")
-    listed = F.collect_list(F.struct("place", F.col("neighbor_id").alias("user_id"), "similarity"))
-    return (
-        candidates.withColumn("place", F.row_number().over(best))
-        .where(F.col("place") <= count)
-        .groupBy("user_id")
-        .agg(F.array_sort(listed).alias("neighbors"))
-        .select(
-            "user_id",
-            F.transform(
-                "neighbors", lambda one: F.struct(one.user_id.alias("user_id"), one.similarity.alias("similarity"))
-            ).alias("neighbors"),
-        )
-    )
-
-
-def resolve_users(means: DataFrame, neighbors: DataFrame, serving: Serving) -> DataFrame:
-    """One row per user with a vector: their own mean, or that of their best neighbour; and their neighbours.
-
-    Where the tier order puts neighbor_mean first, the neighbour's mean is preferred to the user's own.
-    """
-    order = [tier for tier in serving.tiers if tier in ("user_mean", "neighbor_mean")]
-    own, best = F.col("own").isNotNull(), F.try_element_at("neighbors", F.lit(1))
-    use_own = own & best.isNull() if order[:1] == ["neighbor_mean"] else own
-    chosen = (
-        means.select("user_id", F.lit(True).alias("own"))
-        .join(neighbors, "user_id", "full")
-        .select(
-            "user_id",
-            "neighbors",
-            F.when(use_own, F.col("user_id")).otherwise(best.user_id).alias("source_user"),
-            F.when(use_own, F.lit(1.0)).otherwise(best.similarity).cast("float").alias("similarity"),
-            F.when(use_own, USER_MEAN).otherwise(NEIGHBOR_MEAN).cast("tinyint").alias("tier"),
-        )
-    )
-    return chosen.join(means.withColumnRenamed("user_id", "source_user"), "source_user", "inner").select(
-        "user_id", "embedding", "codec", "computed_at", "tier", "source_user", "similarity", "neighbors"
-    )
-
-
 def shard_rows(pairs: DataFrame, users: DataFrame, shards: int) -> DataFrame:
     """Pairs and users as one frame of write_shards' input: partition = shard, each in the order of the format.
 
@@ -152,7 +78,6 @@ def shard_rows(pairs: DataFrame, users: DataFrame, shards: int) -> DataFrame:
     """
     user_hash = F.xxhash64("user_id")
     shard = (user_hash.bitwiseAND(F.lit(0xFFFFFFFF)) % F.lit(shards)).cast("int").alias("shard")
-    nothing = F.lit(None)
     pair_rows = pairs.select(
         shard,
         F.lit(0).cast("tinyint").alias("kind"),
@@ -162,28 +87,17 @@ def shard_rows(pairs: DataFrame, users: DataFrame, shards: int) -> DataFrame:
         "embedding",
         "codec",
         F.unix_micros("as_of").alias("computed_at"),
-        nothing.cast("tinyint").alias("tier"),
-        nothing.cast("bigint").alias("source_user"),
-        nothing.cast("float").alias("similarity"),
-        nothing.cast("array<struct<user_id: bigint, similarity: float>>").alias("neighbors"),
     )
     user_rows = users.select(
         shard,
         F.lit(1).cast("tinyint").alias("kind"),
         user_hash.alias("hash"),
-        "user_id",
         F.lit(0).cast("bigint").alias("item_id"),
-        "embedding",
-        "codec",
-        "computed_at",
-        "tier",
-        "source_user",
-        "similarity",
-        "neighbors",
+        *USER_COLUMNS,
     )
     unsigned = F.col("hash").bitwiseXOR(F.lit(-(1 << 63)))
     return (
-        pair_rows.unionByName(user_rows)
+        pair_rows.unionByName(user_rows, allowMissingColumns=True)
         .repartitionById(shards, "shard")
         .sortWithinPartitions("shard", "kind", unsigned, "user_id", "item_id")
         .select(*INPUT_COLUMNS)
@@ -227,23 +141,6 @@ def find_source(run: Run) -> Source:
     return Source(found[0], None)
 
 
-def count_totals(run: Run, version: str) -> Totals:
-    """What the tables say must be in the snapshot, counted apart from the export itself."""
-    serving = run.config.serving
-    pair_start = slice_of(run.as_of - timedelta(hours=serving.ttl_hours))
-    user_start = run.as_of - timedelta(hours=serving.max_user_age_hours)
-    now = (F.col("slice") <= run.slice) & (F.col("model_version") == version)
-    pairs = run.tables.read("pair_embeddings").where((F.col("slice") > pair_start) & now)
-    users = run.tables.read("user_embeddings").where((F.col("slice") > slice_of(user_start)) & now)
-    row = (
-        pairs.agg(F.count_distinct("user_id", "item_id").alias("pairs"))
-        .crossJoin(users.where(F.col("newest_at") > ts(user_start)).agg(F.count_distinct("user_id").alias("means")))
-        .first()
-    )
-    assert row is not None
-    return Totals(row.pairs, row.means)
-
-
 def run(run: Run, settings: Settings) -> Report:
     """Exports, validates and publishes one snapshot. Raises RunFailed, with CURRENT untouched, if a check fails."""
     source = find_source(run)
@@ -260,6 +157,7 @@ def run(run: Run, settings: Settings) -> Report:
     means = fresh_user_means(run, version)
     users = resolve_users(means, neighbor_lists(run, version, means, settings.neighbors), serving)
 
+    reused = 0
     staging = f"{STAGING_PREFIX}{run.slice}-{uuid.uuid4().hex[:12]}"
     try:
         write = partial(
@@ -288,14 +186,13 @@ def run(run: Run, settings: Settings) -> Report:
             ),
         )
         previous = previous_manifest(storage, before_micros=micros(run.as_of))
+        limits = Limits(settings.min_pairs_ratio, settings.min_users_ratio, settings.max_norm_drift)
         check_content(manifest, totals)
-        check_against_previous(
-            manifest, previous, Limits(settings.min_pairs_ratio, settings.min_users_ratio, settings.max_norm_drift)
-        )
+        check_against_previous(manifest, previous, limits)
         storage.write_text(f"{staging}/{MANIFEST}", manifest.to_json())
-        if settings.sample and manifest.pairs:
-            rows = sample_rows(pairs, manifest.pairs, settings.sample).toArrow()  # bounded, whatever the table's size
-            check_sample(Snapshot.open(root / staging, verify="full"), rows, micros(run.as_of))
+        check_lookups(root / staging, manifest, pairs, settings.sample)
+        if previous is not None:
+            reused = reuse_files(storage, staging, manifest, previous)
         live = publish(storage, staging, manifest)
     except SnapshotError as error:
         raise RunFailed(f"export_snapshot {run.slice}: {error}; CURRENT was left alone") from None
@@ -318,20 +215,11 @@ def run(run: Run, settings: Settings) -> Report:
             "users_own": manifest.users_own,
             "users_neighbor": manifest.users_neighbor,
             "bytes": manifest.total_bytes,
+            "bytes_reused": reused,
             "seconds": seconds,
             "shards": shards,
             "live": float(live),
         },
-    )
-
-
-def sample_rows(pairs: DataFrame, total: int, count: int) -> DataFrame:
-    """A deterministic sample of about count of the pairs, and never more than four times as many."""
-    every = max(1, total // count)
-    return (
-        pairs.where(F.pmod(F.xxhash64("item_id", "user_id"), F.lit(every)) == 0)
-        .select("user_id", "item_id", "embedding", "codec", F.unix_micros("as_of").alias("computed_at"))
-        .limit(4 * count)
     )
 
 

@@ -6,8 +6,6 @@ which slices and snapshots are old; only VACUUM and readers' leases go by the wa
 """
 
 import logging
-import shutil
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,15 +23,9 @@ from pyspark.sql import functions as F
 from jobs.common.config import Section
 from jobs.common.errors import RunFailed, UserError
 from jobs.common.main import main
-from jobs.common.retention import (
-    KEPT_WHOLE,
-    first_kept_slice,
-    leased_snapshots,
-    pinned_snapshots,
-    removable_snapshots,
-    slice_of_snapshot,
-)
+from jobs.common.retention import KEPT_WHOLE, first_kept_slice, slice_of_snapshot
 from jobs.common.runs import Report, Run
+from jobs.common.snapshots import gc
 from schemas import TABLES
 
 log = logging.getLogger("solaris")
@@ -212,42 +204,23 @@ def _spark_settings(spark: SparkSession, values: dict[str, str]) -> Iterator[Non
 
 def collect_snapshots(run: Run, settings: Settings) -> dict[str, float]:
     """Removes the snapshots that nobody needs, and what killed exports and removals left behind."""
-    from solaris_udf.snapshot.layout import STAGING_PREFIX
-    from solaris_udf.snapshot.publish import list_snapshots
-    from solaris_udf.snapshot.storage import LocalStorage
-
-    storage = LocalStorage(run.config.path("snapshots"))
-    names = list_snapshots(storage)
-
-    def removable() -> list[str]:
-        pinned = pinned_snapshots(storage.root)
-        leased = leased_snapshots(storage.root, names, settings.lease_hours)
-        return removable_snapshots(
-            names, _current(run), pinned, leased, run.as_of, keep=settings.keep_snapshots, days=settings.snapshot_days
+    found = gc(
+        run.config.path("snapshots"),
+        settings.keep_snapshots,
+        days=settings.snapshot_days,
+        as_of=run.as_of,
+        lease_hours=settings.lease_hours,
+        abandoned_hours=settings.min_vacuum_hours,
+        dry_run=settings.dry_run,
+    )
+    for name in [*found.snapshots, *found.leftovers]:
+        log.info("%s snapshot folder %s", "would remove" if settings.dry_run else "removed", name)
+    if found.snapshots and not settings.dry_run and run.tables.exists("snapshots"):
+        slices = sorted({slice_of_snapshot(name) or "" for name in found.snapshots})
+        DeltaTable.forPath(run.spark, run.tables.path("snapshots")).update(
+            F.col("slice").isin(slices) & F.col("snapshot_id").isin(found.snapshots), {"status": F.lit("retired")}
         )
-
-    doomed = removable()
-    oldest = time.time() - settings.min_vacuum_hours * 3600
-    leftovers = [
-        name
-        for name in storage.folders()
-        if name.startswith((STAGING_PREFIX, ".removed-")) and (storage.root / name).stat().st_mtime < oldest
-    ]
-    for name in [*doomed, *leftovers]:
-        log.info("%s snapshot folder %s", "would remove" if settings.dry_run else "removing", name)
-    if not settings.dry_run and (doomed or leftovers):
-        with storage.lock():  # CURRENT can't move to one of them meanwhile
-            doomed = removable()
-            for name in doomed:
-                storage.remove_folder(name)
-            for name in leftovers:
-                shutil.rmtree(storage.root / name, ignore_errors=True)
-        if doomed and run.tables.exists("snapshots"):
-            slices = sorted({slice_of_snapshot(name) or "" for name in doomed})
-            DeltaTable.forPath(run.spark, run.tables.path("snapshots")).update(
-                F.col("slice").isin(slices) & F.col("snapshot_id").isin(doomed), {"status": F.lit("retired")}
-            )
-    return {"snapshots_removed": float(len(doomed)), "snapshots_kept": float(len(names) - len(doomed))}
+    return {"snapshots_removed": float(len(found.snapshots)), "snapshots_kept": float(found.kept)}
 
 
 def _current(run: Run) -> str | None:

@@ -22,7 +22,7 @@ _NO_AGE = -1
 def snapshot_at(path: str) -> Snapshot:
     """The snapshot in that folder, opened once a worker."""
     if path not in _OPEN:
-        _OPEN[path] = Snapshot.open(path)
+        _OPEN[path] = Snapshot.open(path, engine="numpy")  # a task is too short to compile for
         while len(_OPEN) > _MOST_OPEN:
             _OPEN.popitem(last=False)
     _OPEN.move_to_end(path)

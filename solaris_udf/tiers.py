@@ -17,6 +17,8 @@ PAIR_TIERS = (PAIR, NEIGHBOR_PAIR)  # vectors of a (user, item) pair
 USER_TIERS = (USER_MEAN, NEIGHBOR_MEAN, COLD)  # vectors of a user, whatever the item
 NEIGHBOR_TIERS = (NEIGHBOR_PAIR, NEIGHBOR_MEAN)  # vectors of another user, judged by similarity
 
+NEVER = 255  # the rank of a tier that is not in the order
+
 MICROS_PER_SECOND = 1_000_000
 MICROS_PER_HOUR = 3_600_000_000
 
@@ -68,10 +70,19 @@ class TierPolicy:
     def codes(self) -> tuple[int, ...]:
         return tuple(TIER_CODES[name] for name in self.order)
 
-    def before(self, name: str) -> "TierPolicy":
-        """The same policy with only the tiers that come before name."""
-        order = self.order[: self.order.index(name)] if name in self.order else self.order
-        return TierPolicy(order, self.ttl_micros, self.max_user_age_micros, self.min_similarity)
+    @property
+    def ranks(self) -> Codes:
+        """Each tier code's place in the order, NEVER where it is not in it. uint8 [6]."""
+        ranks = np.full(len(TIER_NAMES), NEVER, np.uint8)
+        ranks[list(self.codes)] = range(len(self.order))
+        return ranks
+
+    @property
+    def codes_of_ranks(self) -> Codes:
+        """The inverse of ranks, NONE for NEVER. uint8 [256]."""
+        codes = np.full(NEVER + 1, NONE, np.uint8)
+        codes[: len(self.order)] = self.codes
+        return codes
 
     def limit_micros(self, code: int) -> int:
         """The age at which a vector of this tier stops being served."""

@@ -22,7 +22,7 @@ SAMPLE_USERS, SAMPLE_ITEMS = 400, 100
 def open_live(config: Config) -> Snapshot:
     """The live snapshot. Raises UserError if there is none or it is damaged."""
     try:
-        return Snapshot.open(config.path("snapshots"))
+        return Snapshot.open(config.path("snapshots"), engine="numpy")
     except SnapshotError as error:
         raise UserError(f"{error} (solaris run exports one)") from None
 

@@ -68,8 +68,9 @@ def removable_snapshots(
     """The snapshots that nobody needs, oldest first.
 
     names: ids, which begin with their slice. Kept: the `keep` newest; all from the last `days` before the newest one up
-    to as_of, and the one before them, which was live when that period began; the current one and all that came after
-    it; pinned and leased ones. Without a current snapshot nothing goes: something is wrong then.
+    to as_of, and the one before them, which was live when that period began (with 0 days there is no such period); the
+    current one and all that came after it; pinned and leased ones. Without a current snapshot nothing goes: something
+    is wrong then.
     """
     if current is None or current not in names:
         return []
@@ -77,7 +78,7 @@ def removable_snapshots(
     slices = [name for name in map(slice_of_snapshot, ordered) if name is not None]
     anchor = min(slice_of(as_of), slice_of_snapshot(current) or "", slices[-1])
     start = slice_of(as_of_of(anchor) - timedelta(days=days))
-    before = max((name for name in slices if name < start), default=start)
+    before = max((name for name in slices if name < start), default=start) if days else start
     kept = {current, *pinned, *leased, *ordered[-keep:]}
     return [name for name, slice_ in zip(ordered, slices, strict=True) if slice_ < before and name not in kept]
 

@@ -94,13 +94,38 @@ def rollback(snapshot_id: LiveOrId = None, files: ConfigFiles = None, overrides:
 
 @app.command()
 def gc(
-    keep: Annotated[int, typer.Option(help="Newest snapshots to keep")] = 28,
+    keep: Annotated[
+        int | None, typer.Option(help="Newest snapshots to keep (default: maintain_tables.keep_snapshots)")
+    ] = None,
     delete: Annotated[bool, typer.Option("--delete", help="Really remove; without it, only list")] = False,
     files: ConfigFiles = None,
     overrides: Overrides = None,
 ) -> None:
-    """Remove old snapshots; the live, pinned and leased ones stay."""
-    found = snapshots.gc(_root(files, overrides), keep, dry_run=not delete)
+    """Remove old snapshots, as maintain_tables does; the live, recent, pinned and leased ones stay."""
+    config = resolve(files, overrides)
+    settings = config.sections["maintain_tables"].model_dump()
+    found = snapshots.gc(
+        config.path("snapshots"),
+        settings["keep_snapshots"] if keep is None else keep,
+        days=settings["snapshot_days"],
+        lease_hours=settings["lease_hours"],
+        abandoned_hours=settings["min_vacuum_hours"],
+        dry_run=not delete,
+    )
     names = [*found.snapshots, *found.leftovers]
     verb = "removed" if delete else "would remove (--delete does)"
     console.print(f"{verb}: {', '.join(names) or 'nothing'}", highlight=False)
+
+
+@app.command()
+def redis(
+    url: Annotated[str, typer.Argument(help="Such as redis://127.0.0.1:6379/0")],
+    snapshot_id: LiveOrId = None,
+    prefix: Annotated[str, typer.Option(help="What every key begins with")] = "solaris",
+    keep_hours: Annotated[float, typer.Option(min=0.01, help="The keys of this version expire after this long")] = 24.0,
+    files: ConfigFiles = None,
+    overrides: Overrides = None,
+) -> None:
+    """Copy a snapshot to Redis and make it current there, for fleets that want a network store."""
+    copied, name = snapshots.to_redis(_root(files, overrides), snapshot_id, url, prefix, keep_hours)
+    console.print(f"{copied:,} keys; {name} is in Redis below {prefix}:", highlight=False)

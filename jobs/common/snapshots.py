@@ -6,15 +6,16 @@ snapshot, as the reader's SnapshotError turned into one.
 
 import time
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from jobs.common.clock import from_micros
 from jobs.common.errors import UserError
-from jobs.common.retention import PINNED, leased_snapshots, pinned_snapshots
+from jobs.common.retention import PINNED, leased_snapshots, pinned_snapshots, removable_snapshots
 from solaris_udf.snapshot.compare import SnapshotDiff, diff
 from solaris_udf.snapshot.errors import SnapshotError
 from solaris_udf.snapshot.layout import STAGING_PREFIX, is_safe_name
@@ -26,8 +27,6 @@ from solaris_udf.snapshot.storage import LocalStorage
 
 P = ParamSpec("P")
 T = TypeVar("T")
-ABANDONED_AFTER_HOURS = 24.0
-LEASE_HOURS = 24.0
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,11 @@ class SnapshotInfo:
 
 @dataclass(frozen=True)
 class Garbage:
-    """What gc removed, or would remove: snapshots, and folders that killed exports left behind."""
+    """What gc removed, or would remove: snapshots, and folders that killed exports left behind. kept: how many stay."""
 
     snapshots: list[str]
     leftovers: list[str]
+    kept: int
 
 
 def _one_error(function: Callable[P, T]) -> Callable[P, T]:
@@ -133,7 +133,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
 def verify(root: str | Path, snapshot_id: str | None = None) -> list[str]:
     """Reads every byte of one snapshot (the live one by default); returns its faults, none if it is whole."""
     try:
-        Snapshot.open(root, pin=snapshot_id, verify="full")
+        Snapshot.open(root, pin=snapshot_id, verify="full", engine="numpy")
     except SnapshotError as error:
         return [str(error)]
     return []
@@ -142,7 +142,7 @@ def verify(root: str | Path, snapshot_id: str | None = None) -> list[str]:
 @_one_error
 def compare(root: str | Path, old: str, new: str) -> SnapshotDiff:
     """What the new snapshot added, removed and changed."""
-    return diff(Snapshot.open(root, pin=old), Snapshot.open(root, pin=new))
+    return diff(Snapshot.open(root, pin=old, engine="numpy"), Snapshot.open(root, pin=new, engine="numpy"))
 
 
 def pinned(root: str | Path) -> set[str]:
@@ -188,38 +188,74 @@ def rollback(root: str | Path, snapshot_id: str | None = None) -> str:
                 raise UserError(f"there is no snapshot before {live or 'CURRENT'} below {root} to roll back to")
             target = earlier[-1]
         _existing(storage, target)
-        Snapshot.open(root, pin=target, verify="full")
+        Snapshot.open(root, pin=target, verify="full", engine="numpy")
         set_current(storage, target)
     return target
 
 
 @_one_error
-def gc(root: str | Path, keep: int, protect: Collection[str] = (), dry_run: bool = True) -> Garbage:
-    """Removes old snapshots, and what killed exports left behind more than a day ago.
+def gc(
+    root: str | Path,
+    keep: int,
+    *,
+    days: float = 0.0,
+    as_of: datetime | None = None,
+    lease_hours: float = 24.0,
+    abandoned_hours: float = 24.0,
+    protect: Collection[str] = (),
+    dry_run: bool = True,
+) -> Garbage:
+    """Removes old snapshots, and what killed exports and removals left behind more than abandoned_hours ago.
 
-    Keeps the newest `keep`, the live one, those after it, pinned and leased ones, and those in protect (ids that
-    training rows still need, say). A reader that has a removed snapshot open goes on: its files are mapped. dry_run
-    only says what it would remove. Raises UserError for a keep below 1.
+    Keeps the newest `keep`, those live in the last `days` up to as_of (default: the newest one's), the live one and
+    those after it, pinned and leased ones, and those in protect. Without a CURRENT no snapshot goes, and a broken one
+    is an error. A reader that has a removed snapshot open goes on: its files are mapped. dry_run only says what would
+    go. Raises UserError for a keep below 1.
     """
     if keep < 1:
         raise UserError(f"keep is {keep}, must be at least 1")
     storage = LocalStorage(root)
-    with storage.lock():
+    with nullcontext() if dry_run else storage.lock():  # CURRENT can't move to a doomed one meanwhile
         names = list_snapshots(storage)
-        live = read_current(storage)  # a broken CURRENT stops gc: what is live is not known
-        kept = {*names[-keep:], *pinned(root), *leased_snapshots(Path(root), names, LEASE_HOURS), *protect}
-        kept |= {name for name in names if live is not None and name >= live}
-        doomed = [name for name in names if name not in kept]
+        doomed = removable_snapshots(
+            names,
+            read_current(storage),
+            {*pinned(root), *protect},
+            leased_snapshots(Path(root), names, lease_hours),
+            as_of or datetime.max.replace(tzinfo=UTC),
+            keep=keep,
+            days=days,
+        )
         leftovers = [
             name
             for name in storage.folders()
             if name.startswith((STAGING_PREFIX, ".removed-"))
-            and time.time() - (Path(root) / name).stat().st_mtime > ABANDONED_AFTER_HOURS * 3600
+            and time.time() - (Path(root) / name).stat().st_mtime > abandoned_hours * 3600
         ]
         if not dry_run:
             for name in [*doomed, *leftovers]:
                 storage.remove_folder(name)
-    return Garbage(doomed, leftovers)
+    return Garbage(doomed, leftovers, len(names) - len(doomed))
+
+
+@_one_error
+def to_redis(
+    root: str | Path, snapshot_id: str | None, url: str, prefix: str = "solaris", keep_hours: float = 24.0
+) -> tuple[int, str]:
+    """Copies a snapshot (default: the live one) to Redis and makes it current there. Returns the keys and its id."""
+    try:
+        import redis
+    except ImportError:
+        raise UserError("copying to Redis needs the redis package: pip install 'solaris-pipeline[redis]'") from None
+    from solaris_udf.snapshot.redis_export import export
+
+    snapshot = Snapshot.open(root, pin=snapshot_id, verify="full", engine="numpy")
+    try:
+        client = redis.Redis.from_url(url)
+    except ValueError as error:
+        raise UserError(f"{url!r} is no Redis address: {error}") from None
+    with client:
+        return export(snapshot, client, prefix=prefix, keep_seconds=round(keep_hours * 3600)), snapshot.snapshot_id
 
 
 def _existing(storage: LocalStorage, name: str) -> None:

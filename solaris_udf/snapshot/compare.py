@@ -1,11 +1,13 @@
 """What changed from one snapshot to another."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from solaris_udf.snapshot.hashing import hash_pairs, hash_users, shard_of
-from solaris_udf.snapshot.mapped import Groups, MappedTable, gather, probe
+from solaris_udf.snapshot.layout import PAIRS, USERS
+from solaris_udf.snapshot.mapped import MappedTable
 from solaris_udf.snapshot.reader import Snapshot
 
 _ROWS = 65_536
@@ -41,35 +43,34 @@ def diff(old: Snapshot, new: Snapshot) -> SnapshotDiff:
     return SnapshotDiff(
         old.snapshot_id,
         new.snapshot_id,
-        _table(old.pairs, new.pairs, new.manifest.shards, True),
-        _table(old.users, new.users, new.manifest.shards, False),
+        _diff(old.pairs, new, PAIRS),
+        _diff(old.users, new, USERS),
     )
 
 
-def _table(old: dict[int, MappedTable], new: dict[int, MappedTable], shards: int, is_pairs: bool) -> TableDiff:
+def _diff(old: Mapping[int, MappedTable], snapshot: Snapshot, kind: str) -> TableDiff:
     common = changed = recomputed = 0
+    tables = snapshot.tables
+    new = tables.pairs if kind == PAIRS else tables.users
     for table in old.values():
         for start in range(0, table.rows, _ROWS):
             rows = slice(start, start + _ROWS)
-            users = np.ascontiguousarray(table.columns["user_id"][rows])
-            hashes = hash_users(users)
-            groups = Groups.by_shard(shard_of(hashes, shards), shards)
-            keys = {"user_id": groups.arrange(users)}
-            if is_pairs:
-                items = np.ascontiguousarray(table.columns["item_id"][rows])
-                hashes = hash_pairs(hashes, items)
-                keys["item_id"] = groups.arrange(items)
-            found = probe(new, groups, groups.arrange(hashes), keys)
-            both = found >= 0
-            common += int(both.sum())
-            times = gather(new, groups, found, "computed_at", np.zeros(groups.count, np.int64))
-            recomputed += int((both & (times != groups.arrange(table.columns["computed_at"][rows]))).sum())
-            vectors = groups.arrange(table.columns["embedding"][rows])
-            width = next(iter(new.values())).columns["embedding"].shape[1]
-            if vectors.shape[1] != width:
-                changed += int(both.sum())
+            ids = [np.ascontiguousarray(table.columns["user_id"][rows])]
+            hashes = hash_users(ids[0])
+            shard = shard_of(hashes, snapshot.manifest.shards)
+            if kind == PAIRS:
+                ids.append(np.ascontiguousarray(table.columns["item_id"][rows]))
+                hashes = hash_pairs(hashes, ids[1])
+            keys, found = new.probe(shard, hashes, *ids)
+            common += len(keys)
+            shard = shard.take(keys)
+            times = new.column("computed_at", shard, found)
+            recomputed += int((times != table.columns["computed_at"][rows][keys]).sum())
+            vectors = table.columns["embedding"][rows][keys]
+            if vectors.shape[1] != snapshot.manifest.width:
+                changed += len(keys)
             else:
-                theirs = gather(new, groups, found, "embedding", np.zeros((groups.count, width), np.uint8))
-                changed += int((both & (theirs != vectors).any(axis=1)).sum())
-    total_old, total_new = (sum(table.rows for table in tables.values()) for tables in (old, new))
+                theirs = tables.vectors[new.vectors(shard, found, vectors.shape[1])].view(np.uint8)
+                changed += int((theirs.reshape(vectors.shape) != vectors).any(axis=1).sum())
+    total_old, total_new = sum(table.rows for table in old.values()), int(new.rows.sum())
     return TableDiff(total_new - common, total_old - common, common, changed, recomputed)

@@ -11,7 +11,7 @@ from solaris_udf.snapshot.counters import TierCounters
 from solaris_udf.snapshot.errors import SnapshotError
 from solaris_udf.snapshot.lookup import Lookup
 from solaris_udf.snapshot.publish import read_current
-from solaris_udf.snapshot.reader import Snapshot, Verify
+from solaris_udf.snapshot.reader import Engine, Snapshot, Verify
 from solaris_udf.snapshot.storage import LocalStorage
 
 log = logging.getLogger("solaris.snapshot")
@@ -32,15 +32,16 @@ class SnapshotFollower:
         shards: Iterable[int] | None = None,
         verify: Verify = "manifest",
         on_swap: Callable[[Snapshot], None] | None = None,
+        engine: Engine = "auto",
     ) -> None:
         """Opens the live snapshot and starts following. Raises SnapshotError if there is none that can be opened.
 
-        shards: as in Snapshot.open. on_swap: called in the background thread with each new snapshot before it serves,
-        for example to warm it up; if it raises, the new snapshot is not taken.
+        shards, verify, engine: as in Snapshot.open. on_swap: called in the background thread with each new snapshot
+        before it serves, for example to warm it up; if it raises, the new snapshot is not taken.
         """
         if poll_seconds <= 0:
             raise SnapshotError(f"poll_seconds is {poll_seconds}, must be positive")
-        self._root, self._verify, self._on_swap = Path(root), verify, on_swap
+        self._root, self._verify, self._on_swap, self._engine = Path(root), verify, on_swap, engine
         self._shards = None if shards is None else tuple(shards)
         self._poll_seconds = poll_seconds
         self.counters = TierCounters()
@@ -98,7 +99,7 @@ class SnapshotFollower:
         self.close()
 
     def _open(self) -> Snapshot:
-        return Snapshot.open(self._root, self._shards, verify=self._verify, counters=self.counters)
+        return Snapshot.open(self._root, self._shards, verify=self._verify, counters=self.counters, engine=self._engine)
 
     def _follow(self) -> None:
         while not self._stop.wait(self._poll_seconds):

@@ -60,4 +60,6 @@ def as_micros(at: Any, count: int) -> Int64:
         raise SnapshotError(f"at has shape {array.shape}, must be one time or one for each of the {count} keys")
     if array.size and (int(array.min()) <= -_LIMIT or int(array.max()) >= _LIMIT):
         raise SnapshotError("at is out of range; give microseconds since 1970 UTC")
-    return np.broadcast_to(array.astype(np.int64), (count,))
+    if array.ndim == 0:
+        return np.full(count, array, np.int64)
+    return np.ascontiguousarray(array, dtype=np.int64)

@@ -35,15 +35,27 @@ class Lookup:
         return names_of(self.tier)
 
     @classmethod
-    def empty(cls, count: int, dim: int, user_dim: int) -> "Lookup":
-        """Room for count answers, all of tier none."""
+    def room(cls, count: int, dim: int, user_dim: int) -> "Lookup":
+        """Room for count answers, not filled."""
         return cls(
-            np.zeros((count, dim), np.float32),
-            np.zeros(count, np.uint8),
-            np.full(count, -1, np.int32),
-            np.zeros(count, np.float32),
-            np.zeros((count, user_dim), np.float32),
-            np.zeros(count, np.uint8),
-            np.full(count, -1, np.int32),
-            np.zeros(count, np.float32),
+            np.empty((count, dim), np.float32),
+            np.empty(count, np.uint8),
+            np.empty(count, np.int32),
+            np.empty(count, np.float32),
+            np.empty((count, user_dim), np.float32),
+            np.empty(count, np.uint8),
+            np.empty(count, np.int32),
+            np.empty(count, np.float32),
         )
+
+    @classmethod
+    def empty(cls, count: int, dim: int, user_dim: int) -> "Lookup":
+        """count answers of tier none."""
+        found = cls.room(count, dim, user_dim)
+        for name in cls.__dataclass_fields__:
+            getattr(found, name).fill(-1 if name.endswith("age_seconds") else 0)
+        return found
+
+    def part(self, keys: slice) -> "Lookup":
+        """The answers to some keys, as views."""
+        return Lookup(*(getattr(self, name)[keys] for name in self.__dataclass_fields__))

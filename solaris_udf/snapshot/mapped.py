@@ -1,13 +1,20 @@
-"""One memory-mapped table of one shard, its bucket offsets, and the vectorized probe over several of them."""
+"""The memory-mapped tables of the shards that a reader holds, addressed as one, and the vectorized probe over them.
 
-from collections.abc import Mapping, Sequence
+A batch's keys fall into every shard, and each shard has files of its own. A numpy call costs about a microsecond, so
+one call a shard and column would cost more than the lookup itself. Therefore columns are read through views of the
+process's memory that begin at its lowest mapped byte: a place in a view is an address, in whichever file.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from numpy.lib.stride_tricks import as_strided
 
 from solaris_udf.snapshot.errors import SnapshotError
 from solaris_udf.snapshot.hashing import UInt64
@@ -16,7 +23,6 @@ from solaris_udf.snapshot.manifest import FileEntry, Manifest
 
 Int64 = npt.NDArray[np.int64]
 AnyArray = npt.NDArray[Any]
-ArrayT = TypeVar("ArrayT", bound=AnyArray)
 _32 = np.uint64(32)
 
 
@@ -40,14 +46,14 @@ class MappedTable:
         buckets = entries[f"{shard_folder(shard, manifest.shards)}/{buckets_file(kind)}"]
         batch = _map_batch(folder, data, schema_of(kind, manifest.width, manifest.neighbors))
         offsets = _map_batch(folder, buckets, BUCKETS_SCHEMA)
-        columns = {field.name: _as_numpy(batch.column(index), field.type) for index, field in enumerate(batch.schema)}
         if buckets.rows < 2:
             raise SnapshotError(f"{folder / buckets.path} has no buckets")
-        return cls(data.rows, columns, _as_numpy(offsets.column(0), pa.uint32()), data.longest_bucket)
-
-    @property
-    def buckets(self) -> int:
-        return len(self.offsets) - 1
+        columns = {field.name: _as_numpy(batch.column(index), field.type) for index, field in enumerate(batch.schema)}
+        starts = _as_numpy(offsets.column(0), pa.uint32())
+        for array in (*columns.values(), starts):
+            if array.nbytes and array.__array_interface__["data"][0] % 8:
+                raise SnapshotError(f"{folder / data.path} is damaged: a column is not aligned to 8 bytes")
+        return cls(data.rows, columns, starts, data.longest_bucket)
 
 
 def _map_batch(folder: Path, entry: FileEntry, schema: pa.Schema) -> pa.RecordBatch:
@@ -59,6 +65,7 @@ def _map_batch(folder: Path, entry: FileEntry, schema: pa.Schema) -> pa.RecordBa
             if reader.num_record_batches != 1:
                 raise SnapshotError(f"{path} has {reader.num_record_batches} record batches, must have one")
             batch = reader.get_batch(0)
+            batch.validate()  # buffers are as long as the rows say; looks at no value
     except FileNotFoundError:
         raise SnapshotError(f"{path} is missing") from None
     except SnapshotError:
@@ -84,98 +91,119 @@ def _as_numpy(array: pa.Array, kind: pa.DataType) -> AnyArray:
     return values
 
 
-@dataclass(frozen=True)
-class Groups:
-    """Keys arranged shard by shard. order: int64 [n], None if they are in order; spans: (shard, start, end) of each."""
+class _Bytes:
+    """Hands numpy a stretch of this process's memory, and keeps the arrays alive that lie in it."""
 
-    count: int
-    order: Int64 | None
-    spans: Sequence[tuple[int, int, int]]
-
-    @classmethod
-    def by_shard(cls, shard: Int64, shards: int) -> "Groups":
-        """shard: int64 [n], the shard of each key."""
-        count = len(shard)
-        if count == 0:
-            return cls(0, None, ())
-        first = int(shard[0])
-        if shards == 1 or (shard == first).all():
-            return cls(count, None, ((first, 0, count),))
-        ends = np.cumsum(np.bincount(shard, minlength=shards))
-        # Small integers take numpy's radix sort, which is several times as fast.
-        order = np.argsort(shard.astype(np.uint16) if shards <= 1 << 16 else shard, kind="stable")
-        starts = np.concatenate(([0], ends[:-1]))
-        held = np.flatnonzero(ends > starts)
-        return cls(count, order, tuple(zip(held.tolist(), starts[held].tolist(), ends[held].tolist(), strict=True)))
-
-    def subset(self, keys: Int64) -> "Groups":
-        """The groups of some keys, given by their places in ascending order."""
-        edges = np.searchsorted(keys, [start for _, start, _ in self.spans] + [self.count]).tolist()
-        spans = zip((shard for shard, _, _ in self.spans), edges, edges[1:], strict=False)
-        return Groups(len(keys), None, tuple(span for span in spans if span[2] > span[1]))
-
-    def arrange(self, values: ArrayT) -> ArrayT:
-        """values in the order of the groups."""
-        return values if self.order is None else values.take(self.order, axis=0)  # type: ignore[return-value]
+    def __init__(self, address: int, count: int, kind: str, held: Sequence[AnyArray]) -> None:
+        self.held = held
+        self.__array_interface__ = {"data": (address, True), "shape": (count,), "typestr": kind, "version": 3}
 
 
-def probe(tables: Mapping[int, MappedTable], groups: Groups, hashes: UInt64, keys: Mapping[str, Int64]) -> Int64:
-    """The row of each key in its shard's table, -1 where it is not there. int64 [n].
+class Memory:
+    """The memory from the lowest to the highest byte of some arrays. What lies between them is never touched: places
+    come from those arrays' own bounds alone. Views are never written to, nor handed to numpy whole."""
 
-    hashes and keys are arranged by groups. Every row of every key's bucket is compared in one vectorized pass: a bucket
-    holds one row on average, so there are about as many comparisons as keys.
+    def __init__(self, arrays: Iterable[AnyArray]) -> None:
+        self._held = [array for array in arrays if array.nbytes]
+        addresses = [self._address(array) for array in self._held]
+        self._origin = min(addresses) // 8 * 8
+        ends = (address + array.nbytes for address, array in zip(addresses, self._held, strict=True))
+        self._size = max(ends) - self._origin
+
+    def view(self, kind: str) -> AnyArray:
+        """All of it as items of a numeric type, which every array of that type is aligned to."""
+        dtype = np.dtype(kind)
+        return np.asarray(_Bytes(self._origin, self._size // dtype.itemsize, dtype.str, self._held))
+
+    def windows(self, width: int) -> AnyArray:
+        """A void[width] at every byte: place p is the width bytes from byte p on."""
+        raw = np.asarray(_Bytes(self._origin, self._size // width, f"|V{width}", self._held))
+        return as_strided(raw, shape=(self._size - width + 1,), strides=(1,), writeable=False)
+
+    def place(self, array: AnyArray, itemsize: int) -> int:
+        """Where an array begins, in items of that size; 0 for an empty one."""
+        return (self._address(array) - self._origin) // itemsize if array.nbytes else 0
+
+    @staticmethod
+    def _address(array: AnyArray) -> int:
+        address: int = array.__array_interface__["data"][0]
+        return address
+
+
+def _start(memory: Memory, name: str, part: MappedTable) -> int:
+    column = part.columns[name]
+    return memory.place(column, column.itemsize)
+
+
+class Table:
+    """The rows of one kind, pairs or users, in all the shards held.
+
+    Arrays over shards have a value for each shard of the snapshot, 0 for those that are not held. starts: by column,
+    the place of each shard's first row in the view of the column's type, so an embedding's in bytes.
     """
-    count = groups.count
-    low, size = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    high_bits = hashes >> _32
-    for shard, start, end in groups.spans:
-        table = tables[shard]
-        if table.rows:
-            bucket = ((high_bits[start:end] * np.uint64(table.buckets)) >> _32).view(np.int64)
-            first = table.offsets.take(bucket, mode="clip")
-            low[start:end] = first
-            bucket += 1
-            size[start:end] = table.offsets.take(bucket, mode="clip") - first
-            if int(size[start:end].max()) > table.longest_bucket:
-                raise SnapshotError(f"the bucket offsets of shard {shard} are damaged; verify the snapshot")
-    ends = size.cumsum()
-    total = int(ends[-1]) if count else 0
-    owner = np.repeat(np.arange(count), size)
-    position = np.arange(total)
-    position += np.repeat(low - ends + size, size)
-    found = np.full(count, -1, np.int64)
-    names = list(keys)
-    for shard, start, end in groups.spans:
-        table = tables[shard]
-        here = slice(int(ends[start] - size[start]), int(ends[end - 1]))
-        rows, owners = position[here], owner[here]
-        for name in names:
-            # Damaged offsets can't lead out of the file: clip, and the comparison fails.
-            same = (table.columns[name].take(rows, mode="clip") == keys[name].take(owners)).nonzero()[0]
-            rows, owners = rows.take(same), owners.take(same)
-        found[owners] = rows
-    return found
 
+    def __init__(self, memory: Memory, parts: Mapping[int, MappedTable], shards: int) -> None:
+        def by_shard(value: Callable[[MappedTable], int]) -> Int64:
+            out = np.zeros(shards, np.int64)
+            for shard, part in parts.items():
+                out[shard] = value(part)
+            return out
 
-def gather(tables: Mapping[int, MappedTable], groups: Groups, rows: Int64, column: str, out: ArrayT) -> ArrayT:
-    """Fills out [n, ...] with a column's values at rows, arranged by groups. At row -1 the value means nothing."""
-    for shard, start, end in groups.spans:
-        values = tables[shard].columns[column]
-        if len(values):
-            values.take(rows[start:end], axis=0, mode="clip", out=out[start:end])
-    return out
+        self.rows = by_shard(lambda part: part.rows)
+        self.buckets = by_shard(lambda part: len(part.offsets) - 1)
+        self.longest_bucket = max((part.longest_bucket for part in parts.values()), default=0)
+        self.offset_starts = by_shard(lambda part: memory.place(part.offsets, 4))
+        self.offsets = memory.view("<u4")
+        self.starts: dict[str, Int64] = {}
+        self.views: dict[str, AnyArray] = {}
+        for name, column in next(iter(parts.values())).columns.items() if parts else ():
+            self.starts[name] = by_shard(partial(_start, memory, name))
+            self.views[name] = memory.view(column.dtype.str)
 
+    def probe(self, shard: Int64, hashes: UInt64, *ids: Int64) -> tuple[Int64, Int64]:
+        """Which keys are in the table (places among the keys, ascending) and at which rows of their shards.
 
-def copy_vectors(
-    tables: Mapping[int, MappedTable],
-    groups: Groups,
-    rows: Int64,
-    wanted: npt.NDArray[np.bool_],
-    out: npt.NDArray[np.uint8],
-) -> None:
-    """Copies the stored vectors of the wanted keys (bool [n], arranged by groups) into out, uint8 [n, width]."""
-    for shard, start, end in groups.spans:
-        keys = wanted[start:end].nonzero()[0]
-        if len(keys):
-            keys += start
-            out[keys] = tables[shard].columns["embedding"].take(rows.take(keys), axis=0, mode="clip")
+        shard, hashes and ids (user_ids, and in pairs item_ids) are [n]. Every row of every key's bucket is compared in
+        one pass: a bucket holds one row on average, so there are about as many comparisons as keys. Raises
+        SnapshotError if a bucket is not what the manifest says, before any row is touched.
+        """
+        place = ((hashes >> _32) * self.buckets.view(np.uint64).take(shard)) >> _32
+        place = place.view(np.int64)
+        place += self.offset_starts.take(shard)
+        low = self.offsets.take(place).astype(np.int64)
+        place += 1
+        high = self.offsets.take(place).astype(np.int64)
+        size = high - low
+        # Unsigned, a negative size is a huge one.
+        if len(size) and (
+            int(size.view(np.uint64).max()) > self.longest_bucket or (high > self.rows.take(shard)).any()
+        ):
+            raise SnapshotError("the bucket offsets are damaged; verify the snapshot")
+        ends = size.cumsum()
+        keys = np.repeat(np.arange(len(size)), size)
+        rows = np.arange(len(keys))
+        rows += np.repeat(low - ends + size, size)
+        for name, wanted in zip(("user_id", "item_id"), ids, strict=False):
+            same = (self.column(name, shard.take(keys), rows) == wanted.take(keys)).nonzero()[0]
+            if len(same) < len(keys):
+                keys, rows = keys.take(same), rows.take(same)
+        return keys, rows
+
+    def column(self, name: str, shard: Int64, rows: Int64) -> AnyArray:
+        """A column's values at rows of their shards, [n]."""
+        place = self.starts[name].take(shard)
+        place += rows
+        values: AnyArray = self.views[name].take(place)
+        return values
+
+    def lists(self, name: str, shard: Int64, rows: Int64, size: int) -> AnyArray:
+        """A list column's values at rows of their shards, [n, size]."""
+        place = self.starts[name].take(shard) + rows * size
+        values: AnyArray = self.views[name].take(place[:, None] + np.arange(size))
+        return values
+
+    def vectors(self, shard: Int64, rows: Int64, width: int) -> Int64:
+        """Where the stored vectors of rows lie: places in Memory.windows(width)."""
+        place = rows * width
+        place += self.starts["embedding"].take(shard)
+        return place

@@ -5,6 +5,7 @@ from solaris_udf.snapshot.errors import SnapshotError
 from solaris_udf.snapshot.layout import CURRENT, MANIFEST, is_safe_name
 from solaris_udf.snapshot.manifest import Manifest
 from solaris_udf.snapshot.storage import LocalStorage
+from solaris_udf.snapshot.writer import sha256_of
 
 
 def read_current(storage: LocalStorage) -> str | None:
@@ -63,6 +64,21 @@ def publish(storage: LocalStorage, staging: str, manifest: Manifest) -> bool:
         if storage.read_text(CURRENT) != name + "\n":
             set_current(storage, name)
         return True
+
+
+def reuse_files(storage: LocalStorage, staging: str, manifest: Manifest, previous: Manifest) -> int:
+    """Puts the previous snapshot's own files in place of equal ones of the staging folder, so that shards that did not
+    change take no room of their own. Returns the bytes shared.
+
+    A file is linked only if its bytes still have the hash; a disk that can't link keeps the new file.
+    """
+    before = {file.path: file for file in previous.files}
+    shared = 0
+    for file in manifest.files:
+        path = storage.root / previous.snapshot_id / file.path
+        if before.get(file.path) == file and path.is_file() and sha256_of(path) == file.sha256:
+            shared += file.bytes * storage.share_file(f"{previous.snapshot_id}/{file.path}", f"{staging}/{file.path}")
+    return shared
 
 
 def _same(storage: LocalStorage, name: str, manifest: Manifest) -> bool:

@@ -1,55 +1,43 @@
 """The lookup: from (user, item, time) to a vector, its tier, age and similarity. numpy and pyarrow only."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from solaris_udf.snapshot.answer import Tables, answer
 from solaris_udf.snapshot.counters import TierCounters
 from solaris_udf.snapshot.errors import SnapshotError
-from solaris_udf.snapshot.hashing import hash_pairs, hash_users, shard_of
+from solaris_udf.snapshot.hashing import hash_users, shard_of
 from solaris_udf.snapshot.inputs import as_ids, as_micros
 from solaris_udf.snapshot.layout import CURRENT, PAIRS, USERS
 from solaris_udf.snapshot.lookup import Lookup
 from solaris_udf.snapshot.manifest import Manifest
-from solaris_udf.snapshot.mapped import Groups, MappedTable, copy_vectors, gather, probe
+from solaris_udf.snapshot.mapped import MappedTable
 from solaris_udf.snapshot.opening import check_files, find_snapshot
 from solaris_udf.snapshot.storage import LocalStorage
-from solaris_udf.snapshot.vectors import decode_rows
-from solaris_udf.tiers import (
-    NEIGHBOR_PAIR,
-    NONE,
-    PAIR,
-    USER_TIERS,
-    Candidates,
-    age_seconds,
-    first_usable,
-    usable,
-)
 
 Int64 = npt.NDArray[np.int64]
 Verify = Literal["none", "manifest", "full"]
+Engine = Literal["auto", "numpy", "numba"]
 # Keys handled at a time: the working arrays stay in the cache, and a batch of any size needs little beside its answer.
 CHUNK = 8192
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Neighbours' pairs: the keys that have one, and for each the stored vector, its time and the similarity."""
-
-    keys: Int64
-    raw: npt.NDArray[np.uint8]
-    computed_at: Int64
-    similarity: npt.NDArray[np.float32]
 
 
 class Snapshot:
     """One opened snapshot: immutable, memory-mapped, for any number of threads. `Snapshot.open` makes one."""
 
-    def __init__(self, folder: Path, manifest: Manifest, shards: Iterable[int], counters: TierCounters | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        shards: Iterable[int],
+        counters: TierCounters | None = None,
+        engine: Engine = "numpy",
+    ) -> None:
         """Maps the files of the given shards. Prefer `Snapshot.open`, which also finds and verifies the folder.
 
         pairs and users are the mapped tables by shard.
@@ -59,12 +47,8 @@ class Snapshot:
         self.counters = counters or TierCounters()
         self.pairs = {shard: MappedTable.open(folder, manifest, PAIRS, shard) for shard in self.shards}
         self.users = {shard: MappedTable.open(folder, manifest, USERS, shard) for shard in self.shards}
-        self._held = np.zeros(manifest.shards, np.bool_)
-        self._held[list(self.shards)] = True
-        self._policy = manifest.policy
-        self._codes = self._policy.codes
-        self._user_codes = tuple(code for code in self._codes if code in USER_TIERS)
-        self._before_neighbors = self._policy.before("neighbor_pair").codes
+        self.tables = Tables(manifest, {PAIRS: self.pairs, USERS: self.users})
+        self._answer = answer_with(engine, self.tables)
 
     @classmethod
     def open(
@@ -74,22 +58,27 @@ class Snapshot:
         pin: str | None = None,
         verify: Verify = "manifest",
         counters: TierCounters | None = None,
+        engine: Engine = "auto",
     ) -> "Snapshot":
         """Opens the live snapshot of a snapshots folder, a pinned one of it, or one snapshot's own folder.
 
         shards: the shards to hold (see `shard_of`); None is all. pin: a snapshot id to open in place of the live one.
         verify: `manifest` checks the manifest against its own hash and each file's size and columns; `full` also the
-        sha256 of every held file, which reads them all; `none` does not look at file sizes.
+        sha256 of every held file, which reads them all; `none` does not look at file sizes. engine: what answers
+        lookups, compiled code (`numba`) or `numpy`; both give the same; `auto` is numba if it is installed. The first
+        snapshot of a process that numba answers takes seconds to open, a fraction of one once numba's cache is filled.
 
         Raises SnapshotError, one line, for whatever is missing, damaged or of another format.
         """
         if verify not in ("none", "manifest", "full"):
             raise SnapshotError(f"verify is {verify!r}, must be none, manifest or full")
+        if engine not in ("auto", "numpy", "numba"):
+            raise SnapshotError(f"engine is {engine!r}, must be auto, numpy or numba")
         storage = LocalStorage(path)
         while True:
             live = storage.read_text(CURRENT)
             try:
-                return cls._open(Path(path), shards, pin, verify, counters)
+                return cls._open(Path(path), shards, pin, verify, counters, engine)
             except SnapshotError:
                 # The live snapshot may have moved on, and been removed, between the two steps: take the new one.
                 if pin is not None or storage.read_text(CURRENT) == live:
@@ -97,7 +86,13 @@ class Snapshot:
 
     @classmethod
     def _open(
-        cls, path: Path, shards: Iterable[int] | None, pin: str | None, verify: Verify, counters: TierCounters | None
+        cls,
+        path: Path,
+        shards: Iterable[int] | None,
+        pin: str | None,
+        verify: Verify,
+        counters: TierCounters | None,
+        engine: Engine,
     ) -> "Snapshot":
         folder, manifest = find_snapshot(path, pin)
         held = list(range(manifest.shards)) if shards is None else sorted({int(shard) for shard in shards})
@@ -106,7 +101,7 @@ class Snapshot:
                 raise SnapshotError(f"there is no shard {shard}: {folder.name} has shards 0 to {manifest.shards - 1}")
         if verify != "none":
             check_files(folder, manifest, held, hashes=verify == "full")
-        return cls(folder, manifest, held, counters)
+        return cls(folder, manifest, held, counters, engine)
 
     @property
     def snapshot_id(self) -> str:
@@ -133,108 +128,38 @@ class Snapshot:
         if len(users) != len(items):
             raise SnapshotError(f"user_ids has {len(users)} keys and item_ids {len(items)}; they must be of one length")
         times = as_micros(at, len(users))
-        answer = Lookup.empty(len(users), self.dim, self.dim if user_vectors else 0)
+        if len(self.shards) < self.manifest.shards:
+            self._check_held(users)
+        found = Lookup.room(len(users), self.dim, self.dim if user_vectors else 0)
         for start in range(0, len(users), CHUNK):
             chunk = slice(start, start + CHUNK)
-            self._answer(users[chunk], items[chunk], times[chunk], answer, chunk)
-        self.counters.add(answer.tier)
-        return answer
+            self._answer(users[chunk], items[chunk], times[chunk], found.part(chunk))
+        self.counters.add(found.tier)
+        return found
 
-    def _answer(self, users: Int64, items: Int64, at: Int64, answer: Lookup, chunk: slice) -> None:
-        """Fills one chunk of the answer. All arrays in between are arranged shard by shard."""
-        hashes = hash_users(users)
-        shard = shard_of(hashes, self.manifest.shards)
-        self._check_held(shard)
-        groups = Groups.by_shard(shard, self.manifest.shards)
-        users, items, at, hashes = (groups.arrange(values) for values in (users, items, at, hashes))  # type: ignore[assignment]
-        count, width, policy = groups.count, self.manifest.width, self._policy
-
-        pair_rows = probe(self.pairs, groups, hash_pairs(hashes, items), {"user_id": users, "item_id": items})
-        pair_at = gather(self.pairs, groups, pair_rows, "computed_at", np.zeros(count, np.int64))
-        usables = {PAIR: usable(policy, PAIR, Candidates(pair_rows >= 0, pair_at), at)}
-
-        user_rows = probe(self.users, groups, hashes, {"user_id": users})
-        known = user_rows >= 0
-        user_at = gather(self.users, groups, user_rows, "computed_at", np.zeros(count, np.int64))
-        user_similarity = gather(self.users, groups, user_rows, "similarity", np.zeros(count, np.float32))
-        row_tier = gather(self.users, groups, user_rows, "tier", np.zeros(count, np.uint8))
-        for code in self._user_codes:
-            usables[code] = usable(policy, code, Candidates(known & (row_tier == code), user_at, user_similarity), at)
-        user_tier = first_usable(self._user_codes, usables, count)
-
-        found = None
-        if NEIGHBOR_PAIR in self._codes:
-            asking = (known & (first_usable(self._before_neighbors, usables, count) == NONE)).nonzero()[0]
-            if len(asking):
-                found = self._neighbor_pairs(groups, asking, user_rows, items, at)
-                usables[NEIGHBOR_PAIR] = np.zeros(count, np.bool_)
-                usables[NEIGHBOR_PAIR][found.keys] = True
-        tier = first_usable(self._codes, usables, count)
-
-        from_pair = tier == PAIR
-        from_user = (tier == user_tier) & (tier != NONE)
-        raw = np.zeros((count, width), np.uint8)  # vectors as stored; those of tier none stay zero
-        copy_vectors(self.pairs, groups, pair_rows, from_pair, raw)
-        served_at = np.where(from_pair, pair_at, user_at)
-        similarity = np.where(from_pair, np.float32(1), user_similarity)
-        if found is not None:
-            used = (tier[found.keys] == NEIGHBOR_PAIR).nonzero()[0]
-            keys = found.keys[used]
-            raw[keys], served_at[keys] = found.raw[used], found.computed_at[used]
-            similarity[keys] = found.similarity[used]
-        place: Any = slice(None) if groups.order is None else groups.order
-        if answer.user_embedding.shape[1]:
-            raw_user = np.zeros((count, width), np.uint8)
-            copy_vectors(self.users, groups, user_rows, user_tier != NONE, raw_user)
-            chosen = from_user.nonzero()[0]
-            raw[chosen] = raw_user[chosen]
-            answer.user_embedding[chunk][place] = decode_rows(raw_user, self.manifest.codec, self.dim)
-        else:
-            copy_vectors(self.users, groups, user_rows, from_user, raw)
-        answer.embedding[chunk][place] = decode_rows(raw, self.manifest.codec, self.dim)
-        answer.tier[chunk][place] = tier
-        answer.age_seconds[chunk][place] = age_seconds(served_at, at, tier != NONE)
-        answer.similarity[chunk][place] = np.where(tier != NONE, similarity, np.float32(0))
-        answer.user_tier[chunk][place] = user_tier
-        answer.user_age_seconds[chunk][place] = age_seconds(user_at, at, user_tier != NONE)
-        answer.user_similarity[chunk][place] = np.where(user_tier != NONE, user_similarity, np.float32(0))
-
-    def _neighbor_pairs(self, groups: Groups, keys: Int64, user_rows: Int64, items: Int64, at: Int64) -> _Found:
-        """For some keys (places in groups, ascending), the pair of the most similar neighbour who has a usable one.
-
-        All neighbours of all keys are probed at once; the first usable one of each key is taken.
-        """
-        count, slots = len(keys), self.manifest.neighbors
-        asking, rows = groups.subset(keys), user_rows.take(keys)
-        filled = gather(self.users, asking, rows, "neighbor_count", np.zeros(count, np.uint8))
-        ids = gather(self.users, asking, rows, "neighbor_ids", np.zeros((count, slots), np.int64)).ravel()
-        cosines = np.zeros((count, slots), np.float32)
-        similar = gather(self.users, asking, rows, "neighbor_similarities", cosines).ravel()
-        cells = (np.arange(slots) < filled[:, None]).ravel().nonzero()[0]  # cell = key * slots + neighbour
-        hashes = hash_users(ids.take(cells))
-        shard = shard_of(hashes, self.manifest.shards)
-        held = self._held[shard].nonzero()[0]
-        near = Groups.by_shard(shard.take(held), self.manifest.shards)
-        cells, hashes = near.arrange(cells.take(held)), near.arrange(hashes.take(held))
-        owners = keys.take(cells // slots)
-        near_items = items.take(owners)
-        pair_keys = {"user_id": ids.take(cells), "item_id": near_items}
-        found = probe(self.pairs, near, hash_pairs(hashes, near_items), pair_keys)
-        computed_at = gather(self.pairs, near, found, "computed_at", np.zeros(near.count, np.int64))
-        offered = Candidates(found >= 0, computed_at, similar.take(cells))
-        good = np.zeros(count * slots, np.bool_)
-        good[cells] = usable(self._policy, NEIGHBOR_PAIR, offered, at.take(owners))
-        best = np.zeros(count * slots, np.bool_)
-        best[np.arange(count) * slots + good.reshape(count, slots).argmax(axis=1)] = True
-        wanted = (best & good)[cells]
-        raw = np.zeros((near.count, self.manifest.width), np.uint8)
-        copy_vectors(self.pairs, near, found, wanted, raw)
-        return _Found(owners[wanted], raw[wanted], computed_at[wanted], similar.take(cells)[wanted])
-
-    def _check_held(self, shard: Int64) -> None:
-        if len(self.shards) < self.manifest.shards and not self._held[shard].all():
-            foreign = sorted(set(shard[~self._held[shard]].tolist()))
+    def _check_held(self, users: Int64) -> None:
+        shard = self.shard_of(users)
+        missing = ~self.tables.held[shard]
+        if missing.any():
+            foreign = np.unique(shard[missing]).tolist()
             raise SnapshotError(
-                f"{int((~self._held[shard]).sum())} keys are of shards {foreign[:8]}, which this reader does not hold "
+                f"{int(missing.sum())} keys are of shards {foreign[:8]}, which this reader does not hold "
                 f"(it holds {list(self.shards)[:8]}); route by shard_of"
             )
+
+
+def answer_with(engine: Engine, tables: Tables) -> Callable[[Int64, Int64, Int64, Lookup], None]:
+    """The function that answers keys from these tables. Raises SnapshotError if numba is asked for and not there."""
+    if engine != "numpy":
+        try:
+            from solaris_udf.snapshot.compiled import Compiled
+        except ImportError as error:
+            if engine == "numba":
+                raise SnapshotError(f"engine 'numba' can't be used: {error}; pip install numba") from None
+        else:
+            compiled = Compiled(tables).answer
+            nothing = np.zeros(0, np.int64)
+            for dim in (0, tables.manifest.dim):  # compiled now, not during the first lookup
+                compiled(nothing, nothing, nothing, Lookup.room(0, tables.manifest.dim, dim))
+            return compiled
+    return partial(answer, tables)

@@ -19,20 +19,10 @@ from solaris_udf.snapshot.manifest import FileEntry
 from solaris_udf.snapshot.writer import TableWriter
 from solaris_udf.tiers import USER_MEAN
 
-# Columns of the input, in any order, sorted by (shard, kind, hash as unsigned, user_id, item_id).
-INPUT_COLUMNS = (
-    "shard",
-    "kind",
-    "user_id",
-    "item_id",
-    "embedding",
-    "codec",
-    "computed_at",
-    "tier",
-    "source_user",
-    "similarity",
-    "neighbors",
-)
+USER_COLUMNS = ("user_id", "embedding", "codec", "computed_at", "tier", "source_user", "similarity", "neighbors")
+# Columns of the input, in any order, sorted by (shard, kind, hash as unsigned, user_id, item_id). Rows of pairs have
+# nulls in the last four of USER_COLUMNS, rows of users 0 as item_id.
+INPUT_COLUMNS = ("shard", "kind", "item_id", *USER_COLUMNS)
 KIND_CODES = {PAIRS: 0, USERS: 1}
 OUTPUT_SCHEMA = pa.schema([("shard", pa.int32()), ("summary", pa.string())])
 OUTPUT_DDL = "shard INT, summary STRING"

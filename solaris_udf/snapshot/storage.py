@@ -49,6 +49,19 @@ class LocalStorage:
             (self.root / temporary).unlink(missing_ok=True)
         self._sync_folder()
 
+    def share_file(self, source: str, target: str) -> bool:
+        """Makes target, an equal file, the same one on the disk as source. False if the disk can't."""
+        temporary = self.root / f"{target}.link"
+        try:
+            temporary.hardlink_to(self.root / source)
+            temporary.replace(self.root / target)
+            # Renaming a file onto another link of itself does nothing.
+            temporary.unlink(missing_ok=True)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            return False
+        return True
+
     def folders(self) -> list[str]:
         """The names of the folders directly below, sorted."""
         return sorted(path.name for path in self.root.iterdir() if path.is_dir()) if self.root.is_dir() else []

@@ -8,12 +8,11 @@ _BLOCK = 2048  # rows at a time, so that the intermediate values stay in the pro
 _SCALE = np.float32(2.0**112)  # moves the exponent bias from 15 to 127
 
 
-def decode_rows(raw: npt.NDArray[np.uint8], codec: str, dim: int) -> Float32:
-    """float32 [n, dim] from stored vectors uint8 [n, width], contiguous. Exact for every finite value.
+def decode_rows(raw: npt.NDArray[np.uint8], codec: str, out: Float32) -> None:
+    """Fills float32 out [n, dim] from stored vectors uint8 [n, width], both contiguous. Exact for every finite value.
 
     All-zero bytes give the zero vector in either codec.
     """
-    out = np.empty((len(raw), dim), np.float32)
     for start in range(0, len(raw), _BLOCK):
         block, target = raw[start : start + _BLOCK], out[start : start + _BLOCK]
         if codec == "float16":
@@ -26,4 +25,3 @@ def decode_rows(raw: npt.NDArray[np.uint8], codec: str, dim: int) -> Float32:
         else:
             target[...] = block[:, 4:].view(np.int8)
             target *= np.ascontiguousarray(block[:, :4]).view("<f4")
-    return out

@@ -1,6 +1,9 @@
+import importlib.util
 import tempfile
 import threading
+from dataclasses import astuple
 from datetime import UTC, datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from solaris_udf.codec import decode, encode
 from solaris_udf.snapshot import Snapshot, SnapshotError, feature_block, feature_names
 from solaris_udf.snapshot.hashing import bucket_of, hash_pairs, hash_users, shard_of
 from solaris_udf.snapshot.vectors import decode_rows
@@ -28,6 +32,7 @@ from tests.udf.snapshot_fakes import (
     write_snapshot,
 )
 
+HAS_NUMBA = importlib.util.find_spec("numba") is not None
 IDS = [LOW, LOW + 1, -1, 0, 1, 2, 2**53 + 1, HIGH]
 VECTORS = st.tuples(*[st.sampled_from([-3.0, -0.5, 0.0, 0.25, 1.0, 1024.0])] * 2)
 SIMILARITY = st.sampled_from([-0.5, 0.0, 0.25, 0.5, 1.0])
@@ -47,8 +52,16 @@ def test_the_hash_is_xxh64_of_the_eight_bytes():
 def test_every_finite_half_decodes_exactly():
     halves = np.arange(65536, dtype=np.uint16)
     halves = halves[np.isfinite(halves.view(np.float16))]
-    decoded = decode_rows(halves.view(np.uint8).reshape(-1, 2), "float16", 1)[:, 0]
-    np.testing.assert_array_equal(decoded.view(np.int32), halves.view(np.float16).astype(np.float32).view(np.int32))
+    decoded = np.empty((len(halves), 1), np.float32)
+    decode_rows(halves.view(np.uint8).reshape(-1, 2), "float16", decoded)
+    np.testing.assert_array_equal(
+        decoded[:, 0].view(np.int32), halves.view(np.float16).astype(np.float32).view(np.int32)
+    )
+
+
+def as_stored(codec, vector):
+    """What the codec makes of a vector, as a list; zeros for None."""
+    return decode(encode([vector or (0.0, 0.0)], codec), codec)[0].tolist()
 
 
 @settings(max_examples=40, deadline=None)
@@ -73,20 +86,30 @@ def test_a_lookup_agrees_with_a_dictionary(data):
     shards = data.draw(st.sampled_from([1, 2, 5]))
     with tempfile.TemporaryDirectory() as folder:
         split = data.draw(st.sampled_from([1, 7, None]))
-        publish_snapshot(Path(folder), pairs, users, shards=shards, policy=policy, split=split)
-        snapshot = Snapshot.open(folder, verify="full")
+        codec = data.draw(st.sampled_from(["float16", "int8"]))
+        publish_snapshot(Path(folder), pairs, users, shards=shards, policy=policy, split=split, codec=codec)
+        snapshot = Snapshot.open(folder, verify="full", engine="numpy")
         columns = [np.array([key[place] for key in keys], np.int64) for place in range(3)]
         answer = snapshot.lookup(*columns)
         slim = snapshot.lookup(*columns, user_vectors=False)
+        if HAS_NUMBA:
+            compiled = Snapshot.open(folder, engine="numba")
+            for slots, other in ((True, answer), (False, slim)):
+                for mine, theirs in zip(
+                    astuple(compiled.lookup(*columns, user_vectors=slots)), astuple(other), strict=True
+                ):
+                    assert mine.dtype == theirs.dtype
+                    assert mine.tobytes() == theirs.tobytes()
     user_order = tuple(tier for tier in order if "mean" in tier) or ("cold",)
     user_policy = TierPolicy(user_order, 1, 48 * HOUR, policy.min_similarity)
     for place, (user, item, at) in enumerate(keys):
+        stored = partial(as_stored, codec)
         tier, vector, age, similarity = expected(pairs, users, policy, 3, user, item, at)
         assert (answer.tier_names[place], answer.age_seconds[place]) == (tier, age)
-        assert answer.embedding[place].tolist() == list(vector or (0, 0))
+        assert answer.embedding[place].tolist() == stored(vector)
         assert answer.similarity[place] == np.float32(similarity)
         tier, vector, age, similarity = expected({}, users, user_policy, 3, user, item, at)
-        assert answer.user_embedding[place].tolist() == list(vector or (0, 0))
+        assert answer.user_embedding[place].tolist() == stored(vector)
         assert (answer.user_age_seconds[place], answer.user_similarity[place]) == (age, np.float32(similarity))
     np.testing.assert_array_equal(slim.embedding, answer.embedding)
     np.testing.assert_array_equal(slim.tier, answer.tier)
@@ -200,6 +223,28 @@ def test_ids_that_are_none_get_a_clear_error(big, users, items, message):
 def test_any_integer_type_and_strided_arrays_work(big, kind):
     users = np.array([7, 0, 9, 0], kind)[::2]
     assert Snapshot.open(big).lookup(users, pa.array([3, 4]), 0).embedding.tolist() == [[7, 3], [9, 4]]
+
+
+@pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
+def test_no_lookup_compiles_anything_after_the_open(big):
+    snapshot = Snapshot.open(big, engine="numba")
+    from solaris_udf.snapshot.compiled import _answer
+
+    known = len(_answer.signatures)
+    frozen = np.arange(5)
+    frozen.flags.writeable = False
+    for users in (frozen, pa.array([1, 2, 3, 4, 5]), [1] * 5, np.arange(10)[::2], np.arange(5, dtype=np.uint8)):
+        for times in (0, np.zeros(5, np.int64), np.broadcast_to(np.int64(0), 5)):
+            for slots in (True, False):
+                assert len(snapshot.lookup(users, frozen, times, user_vectors=slots)) == 5
+    snapshot.lookup([], [])
+    snapshot.lookup(np.zeros(20_000, np.int64), np.zeros(20_000, np.int64))
+    assert len(_answer.signatures) == known
+
+
+def test_an_unknown_engine_is_a_clear_error(big):
+    with pytest.raises(SnapshotError, match="engine is 'c'"):
+        Snapshot.open(big, engine="c")
 
 
 def test_a_reader_of_some_shards_refuses_other_users_and_skips_their_pairs(tmp_path):

@@ -1,0 +1,78 @@
+"""The users of a snapshot: each user's own mean, or that of their best neighbour, and the neighbours to ask."""
+
+from datetime import timedelta
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from jobs.common.clock import slice_of, ts
+from jobs.common.config import Serving
+from jobs.common.log import latest_per
+from jobs.common.runs import Run
+from solaris_udf.snapshot.shards import USER_COLUMNS
+from solaris_udf.tiers import NEIGHBOR_MEAN, USER_MEAN
+
+
+def fresh_user_means(run: Run, version: str) -> DataFrame:
+    """Each user's latest own mean younger than serving.max_user_age_hours; its age is that of its newest pair."""
+    start = run.as_of - timedelta(hours=run.config.serving.max_user_age_hours)
+    rows = run.tables.read("user_embeddings").where(
+        (F.col("slice") > slice_of(start)) & (F.col("slice") <= run.slice) & (F.col("model_version") == version)
+    )
+    return (
+        latest_per(rows, "user_id")
+        .where(F.col("newest_at") > ts(start))
+        .select("user_id", "embedding", "codec", F.unix_micros("newest_at").alias("computed_at"))
+    )
+
+
+def neighbor_lists(run: Run, version: str, means: DataFrame, count: int) -> DataFrame:
+    """The best neighbours of each user that have an own mean (user_id, neighbors), most similar first, ties by id."""
+    rows = run.tables.read("user_neighbors").where((F.col("slice") <= run.slice) & (F.col("model_version") == version))
+    candidates = (
+        rows.join(F.broadcast(rows.agg(F.max("slice").alias("slice"))), "slice", "left_semi")
+        .select("user_id", F.explode("neighbors").alias("neighbor"))
+        .select("user_id", F.col("neighbor.user_id").alias("neighbor_id"), "neighbor.similarity")
+        .where(
+            (F.col("similarity") >= run.config.serving.min_similarity)
+            & ~F.isnan("similarity")
+            & (F.col("neighbor_id") != F.col("user_id"))
+        )
+        .join(means.select(F.col("user_id").alias("neighbor_id")), "neighbor_id", "left_semi")
+    )
+    best = Window.partitionBy("user_id").orderBy(F.col("similarity").desc(), "neighbor_id")
+    listed = F.collect_list(F.struct("place", F.col("neighbor_id").alias("user_id"), "similarity"))
+    return (
+        candidates.withColumn("place", F.row_number().over(best))
+        .where(F.col("place") <= count)
+        .groupBy("user_id")
+        .agg(F.array_sort(listed).alias("neighbors"))
+        .select(
+            "user_id",
+            F.transform(
+                "neighbors", lambda one: F.struct(one.user_id.alias("user_id"), one.similarity.alias("similarity"))
+            ).alias("neighbors"),
+        )
+    )
+
+
+def resolve_users(means: DataFrame, neighbors: DataFrame, serving: Serving) -> DataFrame:
+    """One row per user with a vector: their own mean, or that of their best neighbour; and their neighbours.
+
+    Where the tier order puts neighbor_mean first, the neighbour's mean is preferred to the user's own.
+    """
+    order = [tier for tier in serving.tiers if tier in ("user_mean", "neighbor_mean")]
+    own, best = F.col("own").isNotNull(), F.try_element_at("neighbors", F.lit(1))
+    use_own = own & best.isNull() if order[:1] == ["neighbor_mean"] else own
+    chosen = (
+        means.select("user_id", F.lit(True).alias("own"))
+        .join(neighbors, "user_id", "full")
+        .select(
+            "user_id",
+            "neighbors",
+            F.when(use_own, F.col("user_id")).otherwise(best.user_id).alias("source_user"),
+            F.when(use_own, F.lit(1.0)).otherwise(best.similarity).cast("float").alias("similarity"),
+            F.when(use_own, USER_MEAN).otherwise(NEIGHBOR_MEAN).cast("tinyint").alias("tier"),
+        )
+    )
+    return chosen.join(means.withColumnRenamed("user_id", "source_user"), "source_user", "inner").select(*USER_COLUMNS)
