@@ -194,7 +194,8 @@ def test_rising_items_reach_every_active_user(tables, fill):
 
 def test_items_rise_within_the_cluster_that_was_known_before(tables, fill):
     def cluster(users, number):
-        return [{"user_id": user, "cluster_id": number, "neighbors": []} for user in users]
+        known = {"cluster_id": number, "neighbors": [], "embedding_at": AS_OF - hours(40)}
+        return [{"user_id": user, **known} for user in users]
 
     fill("user_neighbors", [*cluster(range(8), 1), *cluster(range(8, 20), 0)], AS_OF - hours(30))
     fill("user_neighbors", [*cluster(range(8), 0), *cluster(range(8, 16), 1)], AS_OF - hours(6))
