@@ -53,7 +53,9 @@ class Settings(Section):
     validation: float = Field(0.1, gt=0, lt=1, description="Share of the rows, the latest, that training is stopped by")
     conversion_hours: float = Field(24.0, ge=0, description="Until this long after a row its conversion is unknown")
     workers: int = Field(1, ge=1, description="Training processes; more than one go through TorchDistributor")
-    threads: int = Field(0, ge=0, description="CPU threads a process; 0: torch's own choice")
+    threads: int = Field(
+        0, ge=0, description="CPU threads a process; 0: torch's own choice. Repeatable to the bit with 1"
+    )
     seed: int = Field(0, ge=0, description="Seed of weights, order and dropout")
 
 

@@ -27,6 +27,7 @@ SMALL = [
     "make_world.size=tiny",
     "train_foundation.size=tiny",
     "train_foundation.epochs=1",
+    "train_foundation.threads=1",  # with more, the weights' last bits, and so the model's version, vary
     "log.dataset=world",
     "window.hours=6",
 ]
