@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
+
+from jobs.common.terminal import console
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,6 @@ def report(title: str, figures: list[Figure], file: Path | None) -> None:
         table.add_row(
             each.metric, f"{each.value:,.4g}", each.unit, "" if each.target is None else str(each.target), met
         )
-    Console(width=None if Console().is_terminal else 120).print(table)
+    console.print(table)
     if file:
         file.write_text(json.dumps([asdict(each) for each in figures], indent=2) + "\n", encoding="utf-8")

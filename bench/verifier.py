@@ -22,13 +22,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from measure import Figure, arguments, at_least, at_most, report
-from rich.console import Console
 from rich.table import Table
 from verifier_data import LOGS, PAIR, TestWindow, config_of, prepare, test_starts, test_windows, train
 from verifier_speed import scaling, scoring_rate
 
 from jobs.common.clock import micros
 from jobs.common.session import build_session
+from jobs.common.terminal import console
 from solaris_udf.selection import Costs, select_pairs
 from solaris_udf.world.parameters import HOUR, WorldParameters
 from solaris_udf.world.replay import replay
@@ -91,7 +91,7 @@ def contest(windows: Sequence[TestWindow], oracle: Sequence[pd.DataFrame] | None
     return {name: values.tolist() for name, values in covered.items()}
 
 
-def show(title: str, covered: Coverage, total: float, console: Console) -> None:
+def show(title: str, covered: Coverage, total: float) -> None:
     """Prints the shares of all scored rows, and ours as a share of the replay oracle's."""
     table = Table("budget", *covered, title=title, title_justify="left")
     if "replay" in covered:
@@ -118,7 +118,7 @@ def contest_figures(name: str, covered: Coverage) -> list[Figure]:
     return figures
 
 
-def calibration(name: str, windows: Sequence[TestWindow], console: Console) -> list[Figure]:
+def calibration(name: str, windows: Sequence[TestWindow]) -> list[Figure]:
     """Expected against realised hits (pairs scored at least once) and rows, over all candidates of the test windows."""
     probability = np.concatenate([window.candidates["probability"] for window in windows])
     expected = np.concatenate([window.candidates["expected_rows"] for window in windows])
@@ -152,7 +152,6 @@ def main() -> None:
         },
         pairs_only={"action": "store_true", "help": "users cost nothing, as under budget_unit = pairs"},
     )
-    console = Console(width=None if Console().is_terminal else 120)
     costs = replace(COSTS, per_user=0.0) if options.pairs_only else COSTS
     names = ["world"] if options.quick else list(LOGS) if options.data == "both" else [options.data]
     figures: list[Figure] = []
@@ -171,8 +170,8 @@ def main() -> None:
             covered = contest(windows, oracle, costs)
             total = float(sum(window.happened["rows"].sum() for window in windows))
             pairs = sum(len(window.candidates) for window in windows)
-            show(f"{name}: covered share of {total:,.0f} scored rows; {pairs:,} candidates", covered, total, console)
-            figures += contest_figures(name, covered) + calibration(name, windows, console)
+            show(f"{name}: covered share of {total:,.0f} scored rows; {pairs:,} candidates", covered, total)
+            figures += contest_figures(name, covered) + calibration(name, windows)
         figures += scoring_rate(spark)
     finally:
         spark.stop()

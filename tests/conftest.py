@@ -1,5 +1,6 @@
 """One Spark session for the whole run, small roots, and rows with defaults."""
 
+import tomllib
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -11,13 +12,9 @@ import pytest
 from jobs.common.config import Config, load_config
 from schemas import TABLES
 
-# Small data: what costs time is planning and compiling queries, not running them.
+# Small data, as in the demo: the same Spark properties.
 CONF = {
-    "spark.databricks.delta.incremental.commit.verify": "false",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.constraintPropagation.enabled": "false",
-    "spark.sql.codegen.cache.maxEntries": "5000",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m -XX:+UseSerialGC",
+    **tomllib.loads((Path(__file__).parents[1] / "conf" / "demo.toml").read_text(encoding="utf-8"))["spark"]["conf"],
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
 }
 SESSION = [

@@ -155,7 +155,6 @@ def test_neither_time_zone_nor_partitioning_changes_a_row(spark, pipeline, tmp_p
     """The same slices in a process in Asia/Kolkata with four shuffle partitions instead of two."""
     config, _ = pipeline
     root = tmp_path / "kolkata"
-    (root / "raw").parent.mkdir(parents=True, exist_ok=True)
     script = (
         "from tests.test_pipeline import FIRST, run_pipeline\n"
         "from jobs.common.config import load_config\n"

@@ -45,8 +45,8 @@ def show_budget(found: Budgets, console: Console = terminal) -> None:
     shown = Table("budget", title=title, title_justify="left")
     for name in names:
         shown.add_column(name, justify="right")
-    for share in SHARES:
-        shown.add_row(f"{share:.0%}", *(fmt.share(curve.rows_at(share) / found.rows) for curve in found.curves))
+    for row in _table_rows(found):
+        shown.add_row(*row)
     console.print(shown)
     if not found.verifier_used:
         console.print("no verifier was trained by then: its column is decayed frequency, as the run used")
@@ -59,6 +59,13 @@ def show_budget(found: Budgets, console: Console = terminal) -> None:
         )
 
 
+def _table_rows(found: Budgets) -> list[tuple[str, ...]]:
+    """One row a budget: what each rule would have covered."""
+    return [
+        (f"{share:.0%}", *(fmt.share(curve.rows_at(share) / found.rows) for curve in found.curves)) for share in SHARES
+    ]
+
+
 def write_budget(found: Budgets, config: Config, target: Path) -> Path:
     """The same as a page with a plot."""
     section = Section(
@@ -68,7 +75,6 @@ def write_budget(found: Budgets, config: Config, target: Path) -> Path:
         "choosing its best pairs; hindsight knows the window, but may only choose candidates too. The diamond is what "
         "the run itself chose.",
     )
-    colors = ("blue", "orange", "green", "purple", "sky", "vermillion")
     series = [
         (
             curve.rule,
@@ -81,7 +87,7 @@ def write_budget(found: Budgets, config: Config, target: Path) -> Path:
                 curve.points[-1][1] / found.rows if curve.points else 0.0,
             ],
         )
-        for curve, color in zip(found.curves, colors, strict=True)
+        for curve, color in zip(found.curves, charts.SERIES, strict=True)
     ]
     points = [("chosen", "vermillion", found.taken[0], found.taken[1] / found.rows)] if found.taken else []
     section.charts.append(
@@ -101,10 +107,7 @@ def write_budget(found: Budgets, config: Config, target: Path) -> Path:
         table(
             "Covered share of scored rows",
             ("budget", *(curve.rule for curve in found.curves)),
-            [
-                (f"{share:.0%}", *(fmt.share(curve.rows_at(share) / found.rows) for curve in found.curves))
-                for share in SHARES
-            ],
+            _table_rows(found),
             open=True,
         )
     )

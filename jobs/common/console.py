@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from jobs.common.clock import slice_of
 from jobs.common.config import Config
 from jobs.common.errors import UserError
 from jobs.common.runs import Outcome, finished_runs
-from jobs.common.series import Entry, Step, plan, run_series
+from jobs.common.series import Entry, Step, plan, remaining, run_series
 from jobs.common.tables import Tables
 from schemas import TABLES
 
@@ -33,7 +32,7 @@ def run_with_progress(
     """Runs the series with one progress bar; a line for each finished job where the output is not a terminal."""
     finished, same_config = finished_runs(spark, config)
     steps = plan(moments, finished, series)
-    skip = set() if force else same_config
+    todo = remaining(steps, set() if force else same_config)
     outcomes = []
     columns = (
         SpinnerColumn(),
@@ -49,8 +48,8 @@ def run_with_progress(
             names = " + ".join(step.job for step in running)
             progress.update(bar, description=f"{running[0].as_of:%m-%d %H:%M} {names}" if running else "done")
 
-        progress.update(bar, completed=sum((step.job, slice_of(step.as_of)) in skip for step in steps))
-        for outcome in run_series(spark, config, steps, skip, describe):
+        progress.update(bar, completed=len(steps) - len(todo))
+        for outcome in run_series(spark, config, todo, describe):
             progress.update(bar, advance=1)
             outcomes.append(outcome)
             if not console.is_terminal:
@@ -60,7 +59,7 @@ def run_with_progress(
                     f"{report.rows_rejected:,} rejected, {outcome.seconds:.1f} s",
                     highlight=False,
                 )
-    skipped = len(steps) - len(outcomes)
+    skipped = len(steps) - len(todo)
     if skipped:
         console.print(
             f"{skipped} of {len(steps)} steps had succeeded before with this config: left out (--force runs them)"

@@ -81,6 +81,11 @@ def plan(moments: Sequence[datetime], finished: set[tuple[str, str]], series: Se
     return steps
 
 
+def remaining(steps: Sequence[Step], done: set[tuple[str, str]]) -> list[Step]:
+    """The steps without those whose (job, slice) is done."""
+    return [step for step in steps if (step.job, slice_of(step.as_of)) not in done]
+
+
 def ready(waiting: Sequence[Step], running: Sequence[Step]) -> list[Step]:
     """The waiting steps of one slice that none of the unfinished ones holds back."""
     unfinished = {step.job for step in (*waiting, *running)}
@@ -91,17 +96,15 @@ def run_series(
     spark: SparkSession,
     config: Config,
     steps: Sequence[Step],
-    skip: set[tuple[str, str]],
     on_change: Callable[[Sequence[Step]], None] = lambda _: None,
 ) -> Iterator[Outcome]:
-    """Executes the steps, leaving out (job, slice) in skip; yields their outcomes as they finish.
+    """Executes the steps; yields their outcomes as they finish.
 
     Slices run one after another; within one, up to spark.parallel_jobs steps side by side. on_change is told what is
     running. The first error goes to the caller once what runs beside it has ended, and nothing further is started.
     """
-    wanted = [step for step in steps if (step.job, slice_of(step.as_of)) not in skip]
     with ThreadPoolExecutor(config.spark.parallel_jobs, thread_name_prefix="solaris") as pool:
-        for _, of_slice in groupby(wanted, lambda step: step.as_of):
+        for _, of_slice in groupby(steps, lambda step: step.as_of):
             waiting = list(of_slice)
             running: dict[Future[Outcome], Step] = {}
             while waiting or running:

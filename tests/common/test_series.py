@@ -7,7 +7,7 @@ from jobs.common.clock import slice_of, steps
 from jobs.common.config import load_config
 from jobs.common.errors import UserError
 from jobs.common.series import SERIES as REAL
-from jobs.common.series import Entry, Step, due, in_turn, plan, ready, run_series
+from jobs.common.series import Entry, Step, due, in_turn, plan, ready, remaining, run_series
 from tests.conftest import hours
 
 T0 = datetime(2026, 1, 3, tzinfo=UTC)
@@ -87,7 +87,7 @@ def trace(monkeypatch):
 
         monkeypatch.setattr("jobs.common.series.execute", execute)
         config = load_config(overrides=[f"spark.parallel_jobs={parallel}"], environ={})
-        return list(run_series(None, config, plan(moments, set(), series), set(skip)))
+        return list(run_series(None, config, remaining(plan(moments, set(), series), set(skip))))
 
     run.events = events
     return run
