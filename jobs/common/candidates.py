@@ -10,6 +10,7 @@ from functools import reduce
 from typing import cast
 
 from pydantic import Field, model_validator
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
@@ -39,6 +40,9 @@ class CandidateSettings(Section):
     lookback_hours: float = Field(168.0, gt=0, description="How far back the log is read")
     recent_hours: float = Field(72.0, gt=0, description="Source recent: pairs scored within this time")
     new_item_hours: float = Field(24.0, gt=0, description="Source new_items: items created within this time")
+    miss_log: str = Field(
+        "", description="Source lookup_misses: folder or URI of what MissLog of the serving hosts writes"
+    )
     cooccurrence_requests: int = Field(5_000, ge=1, description="Source cooccurrence: requests sampled for it")
     cooccurrence_items: int = Field(20, ge=1, description="Source cooccurrence: items kept for each item")
     half_life_hours: float = Field(12.0, gt=0, description="Of the decayed frequency of a pair")
@@ -49,6 +53,8 @@ class CandidateSettings(Section):
         unknown = [name for name in self.sources if name not in SOURCES]
         if unknown:
             raise ValueError(f"unknown sources {unknown}; known: {', '.join(SOURCES)}")
+        if "lookup_misses" in self.sources and not self.miss_log:
+            raise ValueError("source lookup_misses reads miss_log, which is not set: give the folder of the misses")
         if not self.sources or min(self.sources.values()) < 1:
             raise ValueError(
                 "sources names at least one source, each with a cap of 1 or more; leave out what you don't want"
@@ -106,6 +112,35 @@ def misses(view: View, settings: CandidateSettings, cap: int) -> DataFrame:
     pairs = view.pairs.where(F.col("rows_window") > 0)
     without = pairs.join(_embedded(view), [*PER_USER, "item_id"], "left_anti")
     return best_per(without, PER_USER, frequent_first(), cap)
+
+
+def lookup_misses(view: View, settings: CandidateSettings, cap: int) -> DataFrame:
+    """Pairs that online lookups missed in the last window, by how often, as the hosts' samples tell (MissLog).
+
+    A folder that does not exist yet has no misses.
+    """
+    window, times = timedelta(hours=view.window_hours), view.times
+    first, last = min(times) - window, max(times)
+    missed = F.unix_micros("missed_at")
+    seen_from = F.filter(
+        F.array(*(F.lit(micros(time)) for time in times)),
+        lambda at: (missed < at) & (missed >= at - window // MICROSECOND),
+    )
+    spark = view.tables.spark
+    schema = "user_id BIGINT, item_id BIGINT, missed_at TIMESTAMP, weight DOUBLE, day DATE"
+    try:
+        rows = spark.read.schema(schema).parquet(settings.miss_log)
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        rows = spark.createDataFrame([], schema)
+    counted = (
+        rows.where(F.col("day").between(F.lit(first.date()), F.lit(last.date())))
+        .select("user_id", "item_id", "weight", missed.alias("missed"), F.explode(seen_from).alias("at"))
+        .groupBy(*PER_USER, "item_id")
+        .agg(F.sum(F.round(F.col("weight") * DECAY_UNIT).cast("bigint")).alias("weight"), F.max("missed").alias("last"))
+    )
+    return best_per(counted, PER_USER, [F.col("weight").desc(), F.col("last").desc(), F.col("item_id")], cap)
 
 
 def _embedded(view: View) -> DataFrame:
@@ -257,6 +292,7 @@ def new_items(view: View, settings: CandidateSettings, cap: int) -> DataFrame:
 SOURCES: dict[str, Callable[[View, CandidateSettings, int], DataFrame]] = {
     "recent": recent,
     "misses": misses,
+    "lookup_misses": lookup_misses,
     "cooccurrence": cooccurrence,
     "rising": rising,
     "cluster_rising": cluster_rising,

@@ -8,8 +8,8 @@ from pyspark.sql import functions as F
 
 from jobs.common.pair_statistics import DECAY_UNIT, HOUR, PER_USER, View
 
-# Where a source flag is a feature. `misses` is not: it says what this pipeline computed, not what the user does, and
-# would make the model depend on its own earlier choices.
+# Where a source flag is a feature. `misses` and `lookup_misses` are not: they say what this pipeline computed, not what
+# the user does, and would make the model depend on its own earlier choices.
 FLAGGED = ("recent", "cooccurrence", "rising", "cluster_rising", "new_items")
 FEW_REQUESTS = 5  # of a user, by which what is known of the hours of their day is weakened
 

@@ -9,6 +9,16 @@ from solaris_udf.snapshot.errors import SnapshotError
 from solaris_udf.snapshot.features import feature_block, feature_names
 from solaris_udf.snapshot.follower import SnapshotFollower
 from solaris_udf.snapshot.lookup import Lookup
+from solaris_udf.snapshot.miss_log import MissLog
 from solaris_udf.snapshot.reader import Snapshot
 
-__all__ = ["Lookup", "Snapshot", "SnapshotError", "SnapshotFollower", "TierCounters", "feature_block", "feature_names"]
+__all__ = [
+    "Lookup",
+    "MissLog",
+    "Snapshot",
+    "SnapshotError",
+    "SnapshotFollower",
+    "TierCounters",
+    "feature_block",
+    "feature_names",
+]

@@ -10,6 +10,7 @@ from typing import Any
 from solaris_udf.snapshot.counters import TierCounters
 from solaris_udf.snapshot.errors import SnapshotError
 from solaris_udf.snapshot.lookup import Lookup
+from solaris_udf.snapshot.miss_log import MissLog
 from solaris_udf.snapshot.publish import read_current
 from solaris_udf.snapshot.reader import Engine, Snapshot, Verify
 from solaris_udf.snapshot.storage import LocalStorage
@@ -33,17 +34,19 @@ class SnapshotFollower:
         verify: Verify = "manifest",
         on_swap: Callable[[Snapshot], None] | None = None,
         engine: Engine = "auto",
+        misses: MissLog | None = None,
     ) -> None:
         """Opens the live snapshot and starts following. Raises SnapshotError if there is none that can be opened.
 
-        shards, verify, engine: as in Snapshot.open. on_swap: called in the background thread with each new snapshot
-        before it serves, for example to warm it up; if it raises, the new snapshot is not taken.
+        shards, verify, engine, misses: as in Snapshot.open; misses are written at every poll. on_swap: called in the
+        background thread with each new snapshot before it serves, for example to warm it up; if it raises, the new
+        snapshot is not taken.
         """
         if poll_seconds <= 0:
             raise SnapshotError(f"poll_seconds is {poll_seconds}, must be positive")
         self._root, self._verify, self._on_swap, self._engine = Path(root), verify, on_swap, engine
         self._shards = None if shards is None else tuple(shards)
-        self._poll_seconds = poll_seconds
+        self._poll_seconds, self._misses = poll_seconds, misses
         self.counters = TierCounters()
         self.swaps = 0
         self.error: str | None = None
@@ -89,6 +92,7 @@ class SnapshotFollower:
         self._stop.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
+        self._flush_misses()
 
     def __enter__(self) -> "SnapshotFollower":
         return self
@@ -99,8 +103,23 @@ class SnapshotFollower:
         self.close()
 
     def _open(self) -> Snapshot:
-        return Snapshot.open(self._root, self._shards, verify=self._verify, counters=self.counters, engine=self._engine)
+        return Snapshot.open(
+            self._root,
+            self._shards,
+            verify=self._verify,
+            counters=self.counters,
+            engine=self._engine,
+            misses=self._misses,
+        )
+
+    def _flush_misses(self) -> None:
+        try:
+            if self._misses is not None:
+                self._misses.flush()
+        except OSError as error:
+            log.warning("misses are lost: %s", error)
 
     def _follow(self) -> None:
         while not self._stop.wait(self._poll_seconds):
             self.poll()
+            self._flush_misses()

@@ -17,6 +17,7 @@ from solaris_udf.snapshot.layout import CURRENT, PAIRS, USERS
 from solaris_udf.snapshot.lookup import Lookup
 from solaris_udf.snapshot.manifest import Manifest
 from solaris_udf.snapshot.mapped import MappedTable
+from solaris_udf.snapshot.miss_log import MissLog
 from solaris_udf.snapshot.opening import check_files, find_snapshot
 from solaris_udf.snapshot.storage import LocalStorage
 
@@ -37,6 +38,7 @@ class Snapshot:
         shards: Iterable[int],
         counters: TierCounters | None = None,
         engine: Engine = "numpy",
+        misses: MissLog | None = None,
     ) -> None:
         """Maps the files of the given shards. Prefer `Snapshot.open`, which also finds and verifies the folder.
 
@@ -44,7 +46,7 @@ class Snapshot:
         """
         self.folder, self.manifest = folder, manifest
         self.shards = tuple(sorted(set(shards)))
-        self.counters = counters or TierCounters()
+        self.counters, self.misses = counters or TierCounters(), misses
         self.pairs = {shard: MappedTable.open(folder, manifest, PAIRS, shard) for shard in self.shards}
         self.users = {shard: MappedTable.open(folder, manifest, USERS, shard) for shard in self.shards}
         self.tables = Tables(manifest, {PAIRS: self.pairs, USERS: self.users})
@@ -59,6 +61,7 @@ class Snapshot:
         verify: Verify = "manifest",
         counters: TierCounters | None = None,
         engine: Engine = "auto",
+        misses: MissLog | None = None,
     ) -> "Snapshot":
         """Opens the live snapshot of a snapshots folder, a pinned one of it, or one snapshot's own folder.
 
@@ -67,6 +70,7 @@ class Snapshot:
         sha256 of every held file, which reads them all; `none` does not look at file sizes. engine: what answers
         lookups, compiled code (`numba`) or `numpy`; both give the same; `auto` is numba if it is installed. The first
         snapshot of a process that numba answers takes seconds to open, a fraction of one once numba's cache is filled.
+        misses: where keys that no pair's own vector answered are noted, if anywhere.
 
         Raises SnapshotError, one line, for whatever is missing, damaged or of another format.
         """
@@ -78,7 +82,7 @@ class Snapshot:
         while True:
             live = storage.read_text(CURRENT)
             try:
-                return cls._open(Path(path), shards, pin, verify, counters, engine)
+                return cls._open(Path(path), shards, pin, verify, counters, engine, misses)
             except SnapshotError:
                 # The live snapshot may have moved on, and been removed, between the two steps: take the new one.
                 if pin is not None or storage.read_text(CURRENT) == live:
@@ -93,6 +97,7 @@ class Snapshot:
         verify: Verify,
         counters: TierCounters | None,
         engine: Engine,
+        misses: MissLog | None,
     ) -> "Snapshot":
         folder, manifest = find_snapshot(path, pin)
         held = list(range(manifest.shards)) if shards is None else sorted({int(shard) for shard in shards})
@@ -101,7 +106,7 @@ class Snapshot:
                 raise SnapshotError(f"there is no shard {shard}: {folder.name} has shards 0 to {manifest.shards - 1}")
         if verify != "none":
             check_files(folder, manifest, held, hashes=verify == "full")
-        return cls(folder, manifest, held, counters, engine)
+        return cls(folder, manifest, held, counters, engine, misses)
 
     @property
     def snapshot_id(self) -> str:
@@ -135,6 +140,8 @@ class Snapshot:
             chunk = slice(start, start + CHUNK)
             self._answer(users[chunk], items[chunk], times[chunk], found.part(chunk))
         self.counters.add(found.tier)
+        if self.misses is not None:
+            self.misses.add(users, items, times, found)
         return found
 
     def _check_held(self, users: Int64) -> None:

@@ -1,6 +1,7 @@
 import math
 from datetime import timedelta
 
+import numpy as np
 import pytest
 from pyspark.sql import functions as F
 
@@ -8,6 +9,7 @@ from jobs.common.candidates import CandidateSettings, candidates
 from jobs.common.clock import micros, slice_of
 from jobs.common.pair_features import FEATURES, features
 from jobs.common.pair_statistics import Horizon, log_rows, open_view
+from solaris_udf.snapshot import Lookup, MissLog
 from tests.conftest import AS_OF, hours, log_row
 
 HORIZON = Horizon(window=6.0, lookback=168.0, half_life=12.0, ttl=24.0)
@@ -284,3 +286,37 @@ def test_one_user_with_a_fifth_of_all_rows_is_bounded(tables, spark):
 def test_settings_that_can_not_work_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         Candidates(**change)
+
+
+def test_lookup_misses_come_from_the_hosts_files_of_the_last_window(tables, fill, tmp_path):
+    fill("ranking_log", basket(1, [10], AS_OF - hours(1)))
+    settings = Candidates(sources={"lookup_misses": 2}, miss_log=str(tmp_path / "misses"))
+
+    def named():
+        with open_view(tables, [AS_OF], HORIZON, AS_OF) as view:
+            return sorted((row.user_id, row.item_id, *row.sources) for row in candidates(view, settings).collect())
+
+    assert named() == []  # no host has written yet
+
+    def miss(log, *keys):
+        """Notes (user, item, microseconds before AS_OF)."""
+        users, items, before = (np.array(column) for column in zip(*keys, strict=True))
+        log.add(users, items, micros(AS_OF) - before, Lookup.empty(len(keys), 1, 0))
+        log.flush()
+
+    whole = MissLog(tmp_path / "misses", share=1)
+    window = 6 * 3_600_000_000
+    miss(whole, (1, 5, 1), (1, 5, 2), (1, 6, 1), (1, 7, 3), (2, 8, window))
+    miss(whole, (3, 9, 0), (3, 9, window + 1))  # at as_of, and before the window
+    # 5 twice, then 6 before 7 by the later miss; two a user.
+    assert named() == [(1, 5, "lookup_misses"), (1, 6, "lookup_misses"), (2, 8, "lookup_misses")]
+    # A host that keeps a part: each of its misses stands for many.
+    heavy = MissLog(tmp_path / "misses", share=0.5)
+    while heavy.flush() == 0:
+        heavy.add(np.array([1]), np.array([7]), np.array([micros(AS_OF) - 5]), Lookup.empty(1, 1, 0))
+    assert named() == [(1, 5, "lookup_misses"), (1, 7, "lookup_misses"), (2, 8, "lookup_misses")]
+
+
+def test_lookup_misses_without_a_folder_are_refused():
+    with pytest.raises(ValueError, match="miss_log, which is not set"):
+        Candidates(sources={"lookup_misses": 2})
