@@ -6,7 +6,8 @@
 three neighbours. A request is 1,000 keys of random users, half of them pairs that are not stored, and asks for one
 slot: the pair's vector or else the user's. Every store is asked for the same keys and must hand back float32
 [1000, 64]; the peers make a second call for the users of missed pairs, and know neither neighbours, ages nor tiers. All
-on one thread but where it says so. A peer that is not installed is left out, which is said.
+on one thread but where it says so. At the end export_snapshot takes as many pairs from Delta tables to a live
+snapshot. A peer that is not installed is left out, which is said.
 """
 
 import importlib.util
@@ -25,6 +26,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from measure import Figure, arguments, at_least, at_most, interleaved, report
+from snapshot_export import export_rate
 
 from solaris_udf.snapshot import Snapshot, SnapshotFollower
 from solaris_udf.snapshot.hashing import hash_pairs, hash_users, shard_of
@@ -362,6 +364,7 @@ def main() -> None:
             figures.append(at_least(f"two threads / one, {engine}", gain, "x", 1.6))
             figures.append(at_most(f"open, {engine}", seconds[f"open {engine}"] * 1e3, "ms", 50))
         figures += swapping(folder / "snapshots", manifest, world, 3 if options.quick else 8)
+        figures += export_rate(folder / "export", manifest.pairs)
     report(f"lookup snapshot, {manifest.pairs:,} pairs; best {best:.0f} ns a key", figures, options.json)
     for name in left_out:
         print(f"left out, not installed: {name}")

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from jobs.common.clock import micros, slice_of, ts
 from jobs.common.config import Section
 from jobs.common.errors import RunFailed, UserError
-from jobs.common.log import fresh_pair_embeddings
+from jobs.common.log import fresh_pair_embeddings, recent_pair_embeddings
 from jobs.common.main import main
 from jobs.common.models import latest_model
 from jobs.common.runs import Report, Run
@@ -74,7 +74,9 @@ def choose_shards(rows: int, setting: int) -> int:
 def shard_rows(pairs: DataFrame, users: DataFrame, shards: int) -> DataFrame:
     """Pairs and users as one frame of write_shards' input: partition = shard, each in the order of the format.
 
-    The hash is that of solaris_udf.snapshot.hashing; flipping its sign bit makes Spark sort it as unsigned.
+    pairs may have older embeddings of a pair beside the newest: write_shards drops them as they come by in the sort
+    that the files need anyway. The hash is that of solaris_udf.snapshot.hashing; flipping its sign bit makes Spark sort
+    it as unsigned.
     """
     user_hash = F.xxhash64("user_id")
     shard = (user_hash.bitwiseAND(F.lit(0xFFFFFFFF)) % F.lit(shards)).cast("int").alias("shard")
@@ -99,7 +101,7 @@ def shard_rows(pairs: DataFrame, users: DataFrame, shards: int) -> DataFrame:
     return (
         pair_rows.unionByName(user_rows, allowMissingColumns=True)
         .repartitionById(shards, "shard")
-        .sortWithinPartitions("shard", "kind", unsigned, "user_id", "item_id")
+        .sortWithinPartitions("shard", "kind", unsigned, "user_id", "item_id", F.col("computed_at").desc())
         .select(*INPUT_COLUMNS)
     )
 
@@ -153,7 +155,7 @@ def run(run: Run, settings: Settings) -> Report:
     storage = LocalStorage(root)
     totals = count_totals(run, version)
     shards = choose_shards(totals.pairs + totals.means, settings.shards)
-    pairs = fresh_pair_embeddings(run.tables, run.as_of, serving.ttl_hours, version)
+    pairs = recent_pair_embeddings(run.tables, run.as_of, serving.ttl_hours, version)
     means = fresh_user_means(run, version)
     users = resolve_users(means, neighbor_lists(run, version, means, settings.neighbors), serving)
 
@@ -190,7 +192,8 @@ def run(run: Run, settings: Settings) -> Report:
         check_content(manifest, totals)
         check_against_previous(manifest, previous, limits)
         storage.write_text(f"{staging}/{MANIFEST}", manifest.to_json())
-        check_lookups(root / staging, manifest, pairs, settings.sample)
+        newest = fresh_pair_embeddings(run.tables, run.as_of, serving.ttl_hours, version)
+        check_lookups(root / staging, manifest, newest, settings.sample)
         if previous is not None:
             reused = reuse_files(storage, staging, manifest, previous)
         live = publish(storage, staging, manifest)

@@ -20,8 +20,9 @@ from solaris_udf.snapshot.writer import TableWriter
 from solaris_udf.tiers import USER_MEAN
 
 USER_COLUMNS = ("user_id", "embedding", "codec", "computed_at", "tier", "source_user", "similarity", "neighbors")
-# Columns of the input, in any order, sorted by (shard, kind, hash as unsigned, user_id, item_id). Rows of pairs have
-# nulls in the last four of USER_COLUMNS, rows of users 0 as item_id.
+# Columns of the input, in any order, sorted by (shard, kind, hash as unsigned, user_id, item_id, newest computed_at
+# first). Of a pair that comes several times the newest counts. Rows of pairs have nulls in the last four of
+# USER_COLUMNS, rows of users 0 as item_id.
 INPUT_COLUMNS = ("shard", "kind", "item_id", *USER_COLUMNS)
 KIND_CODES = {PAIRS: 0, USERS: 1}
 OUTPUT_SCHEMA = pa.schema([("shard", pa.int32()), ("summary", pa.string())])
@@ -101,12 +102,24 @@ class _ShardTask:
         self._writers: dict[str, TableWriter] = {}
         self._summary = ShardSummary(shard, dim or 0)
         self._norms: list[npt.NDArray[np.float32]] = []
+        self._last_pair: tuple[int, int] | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
         kinds = batch.column("kind").to_numpy()
         users_from = int(np.searchsorted(kinds, KIND_CODES[USERS]))
-        self._add(PAIRS, batch.slice(0, users_from))
+        self._add(PAIRS, self._newest(batch.slice(0, users_from)))
         self._add(USERS, batch.slice(users_from))
+
+    def _newest(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows that do not repeat the pair of the row before, in this batch or the one before it."""
+        if not batch.num_rows:
+            return batch
+        users, items = batch.column("user_id").to_numpy(), batch.column("item_id").to_numpy()
+        new = np.ones(len(users), np.bool_)
+        new[1:] = (users[1:] != users[:-1]) | (items[1:] != items[:-1])
+        new[0] = self._last_pair != (int(users[0]), int(items[0]))
+        self._last_pair = int(users[-1]), int(items[-1])
+        return batch if new.all() else batch.filter(pa.array(new))
 
     def _add(self, kind: str, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:

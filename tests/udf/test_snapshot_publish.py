@@ -6,10 +6,12 @@ import threading
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from jobs.common import snapshots
 from jobs.common.errors import UserError
+from solaris_udf.codec import decode
 from solaris_udf.snapshot import Snapshot, SnapshotError, SnapshotFollower, reader
 from solaris_udf.snapshot.layout import MANIFEST
 from solaris_udf.snapshot.manifest import Manifest
@@ -362,12 +364,26 @@ def test_the_snapshot_to_compare_with_is_the_one_of_the_time_before(tmp_path):
         assert (found and found.snapshot_id) == expected
 
 
-def test_rows_out_of_order_repeated_or_of_another_shard_are_refused(tmp_path):
+def test_rows_out_of_order_or_of_another_shard_and_repeated_users_are_refused(tmp_path):
     good = batch_of({(user, 1): ((1.0, 2.0), 0) for user in range(6)}, {}, 1, 2)
-    for rows, shards in ((good.take([1, 0]), 1), (good.take([2, 2]), 1), (good, 3)):
+    users = batch_of({}, {user: own((1.0, 2.0), 0) for user in range(3)}, 1, 2)
+    for rows, shards in ((good.take([1, 0]), 1), (users.take([1, 1]), 1), (good, 3)):
         with pytest.raises(ValueError, match=r"order|another shard"):
             list(write_shards(iter([rows]), folder=str(tmp_path), shards=shards, codec="float16", dim=2, neighbors=1))
         assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("split", [1, 2, 3, 100])
+def test_of_a_pair_that_comes_several_times_the_first_row_counts(tmp_path, split):
+    newest, older = ({(user, 1): ((x, 2.0), at) for user in range(3)} for x, at in ((9.0, 7), (1.0, 3)))
+    both = pa.Table.from_batches([batch_of(newest, {}, 1, 2), batch_of(older, {}, 1, 2)]).to_batches()
+    rows = pa.Table.from_batches(both).take([0, 3, 1, 4, 2, 5]).combine_chunks().to_batches(max_chunksize=split)
+    out = list(write_shards(iter(rows), folder=str(tmp_path), shards=1, codec="float16", dim=2, neighbors=1))
+    assert json.loads(out[0].column("summary")[0].as_py())["pairs"] == 3
+    with pa.ipc.open_file(next(tmp_path.rglob("pairs.arrow"))) as file:
+        written = file.read_all()
+    assert written.column("computed_at").to_pylist() == [7, 7, 7]
+    assert decode(written.column("embedding").combine_chunks().cast(pa.binary())).tolist() == [[9.0, 2.0]] * 3
 
 
 def test_refused_vectors_are_counted_by_reason(tmp_path):
