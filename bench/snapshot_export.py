@@ -22,16 +22,16 @@ DIM, ITEMS = 64, 50
 IDS = "user_id BIGINT, item_id BIGINT, embedding BINARY"
 
 
-def random_vectors(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """(user_id, item_id) in, the same with a random float16 vector out."""
-    for batch in batches:
-        draw = np.random.default_rng(batch.column(0)[0].as_py() & 0xFFFF)
-        vectors = encode(draw.standard_normal((batch.num_rows, DIM), dtype=np.float32), "float16")
-        yield pa.RecordBatch.from_arrays([*batch.columns, vectors], ["user_id", "item_id", "embedding"])
-
-
 def fill(spark: SparkSession, tables: Tables, pairs: int) -> None:
     """pair_embeddings and user_embeddings of one slice: ITEMS pairs a user, each user with a mean."""
+
+    # Within this function, so that it travels to the workers by value: they can't import a benchmark.
+    def random_vectors(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """(user_id, item_id) in, the same with a random float16 vector out."""
+        for batch in batches:
+            draw = np.random.default_rng(batch.column(0)[0].as_py() & 0xFFFF)
+            vectors = encode(draw.standard_normal((batch.num_rows, DIM), dtype=np.float32), "float16")
+            yield pa.RecordBatch.from_arrays([*batch.columns, vectors], ["user_id", "item_id", "embedding"])
 
     def stamped(frame: DataFrame) -> DataFrame:
         return frame.withColumns(
@@ -48,7 +48,9 @@ def fill(spark: SparkSession, tables: Tables, pairs: int) -> None:
     ids = spark.range(0, pairs, 1, 8).select(user, (F.pmod("id", F.lit(ITEMS)) * 7919).alias("item_id"))
     rows = stamped(ids.mapInArrow(random_vectors, IDS)).withColumn("probability", F.lit(0.5))
     tables.replace(rows, "pair_embeddings", slice=slice_of(AS_OF))
-    ids = spark.range(0, pairs // ITEMS, 1, 2).select(F.xxhash64("id").alias("user_id"), F.lit(0).alias("item_id"))
+    ids = spark.range(0, pairs // ITEMS, 1, 2).select(
+        F.xxhash64("id").alias("user_id"), F.lit(0).cast("bigint").alias("item_id")
+    )
     rows = stamped(ids.mapInArrow(random_vectors, IDS)).drop("item_id")
     rows = rows.withColumns({"pair_count": F.lit(ITEMS).cast("int"), "newest_at": ts(AS_OF)})
     tables.replace(rows, "user_embeddings", slice=slice_of(AS_OF))
