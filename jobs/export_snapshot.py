@@ -98,10 +98,15 @@ def shard_rows(pairs: DataFrame, users: DataFrame, shards: int) -> DataFrame:
         *USER_COLUMNS,
     )
     unsigned = F.col("hash").bitwiseXOR(F.lit(-(1 << 63)))
+    # Pairs before users, each by the upper 63 bits of its hash: one number, since Spark compares rows by the first eight
+    # bytes of their order and reads whole rows only where those are equal.
+    leading = F.shiftrightunsigned("hash", 1).bitwiseOR(
+        F.when(F.col("kind") == 0, F.lit(-(1 << 63))).otherwise(F.lit(0))
+    )
     return (
         pair_rows.unionByName(user_rows, allowMissingColumns=True)
         .repartitionById(shards, "shard")
-        .sortWithinPartitions("shard", "kind", unsigned, "user_id", "item_id", F.col("computed_at").desc())
+        .sortWithinPartitions(leading, unsigned, "user_id", "item_id", F.col("computed_at").desc())
         .select(*INPUT_COLUMNS)
     )
 

@@ -1,11 +1,17 @@
 """The lookup as one compiled loop, for where numba is installed: same rules and same bits as answer.py, faster, and
 without the interpreter's lock, so that threads add up.
 
-It runs in passes over the whole chunk, so that the processor has many independent reads of memory under way at a time.
+It runs in passes over the whole chunk, each of which prefetches what the next one reads: a table of millions of rows is
+far from the processor, and reads that are under way together cost little more than one.
 """
 
+from typing import Any
+
 import numpy as np
+from llvmlite import ir
 from numba import njit
+from numba.core import types
+from numba.extending import intrinsic
 
 from solaris_udf.snapshot import hashing
 from solaris_udf.snapshot.answer import Int64, Tables
@@ -101,6 +107,31 @@ def _layout(table: Table) -> Int64:
     return layout
 
 
+def _emit_prefetch(_: Any, array: Any, place: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        address = builder.bitcast(builder.gep(data, [arguments[1]]), byte)
+        builder.call(prefetch, [address, number(0), number(3), number(1)])  # to read, soon, data
+        return context.get_dummy_value()
+
+    return types.void(array, place), generate
+
+
+# _prefetch(array, place) asks for the cache line of array[place]. Any place may be named, even one outside the array.
+_prefetch: Any = intrinsic(_emit_prefetch)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _prefetch_vector(place, settings, views):  # type: ignore[no-untyped-def]
+    width = settings[2]
+    for byte in range(0, width, 64):
+        _prefetch(views[4], place + byte)
+    _prefetch(views[4], place + width - 1)
+
+
 @njit(nogil=True, cache=True, inline="always")
 def _hash(value, start):  # type: ignore[no-untyped-def]
     key = np.uint64(value) * _P2
@@ -124,7 +155,12 @@ def _write(rank, place, age, similarity, codes, settings, views, out):  # type: 
     dim, is_half = settings[3], settings[4]
     scale_bits = np.zeros(1, np.uint32)
     scale = scale_bits.view(np.float32)
+    ahead = 16
+    for i in range(min(ahead, len(rank))):
+        _prefetch_vector(place[i], settings, views)
     for i in range(len(rank)):
+        if i + ahead < len(rank):
+            _prefetch_vector(place[i + ahead], settings, views)
         tier[i] = codes[rank[i]]
         near[i] = similarity[i]
         seconds[i] = min(age[i] // 1_000_000, _MOST_SECONDS) if rank[i] != NEVER else -1
@@ -172,8 +208,13 @@ def _answer(  # type: ignore[no-untyped-def]
     if ranks[PAIR] != NEVER:
         for i in range(count):
             s = shard[i]
-            b = pairs[s, _OFFSETS] + _bucket(_hash(items[i], hashes[i] + _LENGTH), pairs[s, _BUCKETS])
+            low[i] = pairs[s, _OFFSETS] + _bucket(_hash(items[i], hashes[i] + _LENGTH), pairs[s, _BUCKETS])
+            _prefetch(offsets, low[i])
+        for i in range(count):
+            s, b = shard[i], low[i]
             low[i], high[i] = offsets[b], offsets[b + 1]
+            _prefetch(words, pairs[s, _USER] + low[i])
+            _prefetch(words, pairs[s, _ITEM] + low[i])
         for i in range(count):
             if low[i] > high[i] or high[i] - low[i] > longest_pairs or high[i] > pairs[shard[i], _ROWS]:
                 return False
@@ -193,6 +234,8 @@ def _answer(  # type: ignore[no-untyped-def]
                         if words[pairs[s, _USER] + r] == users[i] and words[pairs[s, _ITEM] + r] == items[i]:
                             row = np.int64(r)
             low[i] = row
+            if row >= 0:
+                _prefetch(words, pairs[s, _TIME] + row)
         for i in range(count):
             if low[i] >= 0:
                 passed = at[i] - words[pairs[shard[i], _TIME] + low[i]]
@@ -214,8 +257,12 @@ def _answer(  # type: ignore[no-untyped-def]
             asked += 1
     for k in range(asked):
         i = asking[k]
-        b = owners[shard[i], _OFFSETS] + _bucket(hashes[i], owners[shard[i], _BUCKETS])
+        low[k] = owners[shard[i], _OFFSETS] + _bucket(hashes[i], owners[shard[i], _BUCKETS])
+        _prefetch(offsets, low[k])
+    for k in range(asked):
+        b = low[k]
         low[k], high[k] = offsets[b], offsets[b + 1]
+        _prefetch(words, owners[shard[asking[k]], _USER] + low[k])
     for k in range(asked):
         if low[k] > high[k] or high[k] - low[k] > longest_users or high[k] > owners[shard[asking[k]], _ROWS]:
             return False
@@ -226,6 +273,11 @@ def _answer(  # type: ignore[no-untyped-def]
             if words[owners[s, _USER] + r] == users[i]:
                 row = np.int64(r)
         low[k] = row
+        if row >= 0:
+            _prefetch(words, owners[s, _TIME] + row)
+            _prefetch(floats, owners[s, _SIMILARITY] + row)
+            _prefetch(bytes_, owners[s, _TIER] + row)
+            _prefetch(bytes_, owners[s, _COUNT] + row)
     cells = np.int64(0)
     for k in range(asked):
         i, row = asking[k], low[k]
@@ -245,6 +297,8 @@ def _answer(  # type: ignore[no-untyped-def]
                 user_rank[i], user_place[i], user_age[i], user_similarity[i] = ranks[tier], where, passed, near
         if rank[i] > ranks[NEIGHBOR_PAIR]:
             cells += min(slots, np.int64(bytes_[owners[s, _COUNT] + row]))
+            _prefetch(floats, owners[s, _COSINES] + row * slots)
+            _prefetch(words, owners[s, _NEIGHBORS] + row * slots)
 
     # A cell is one neighbour of one key. They too are read in passes, and the first usable one of a key is its best.
     cell_key, cell_shard = np.empty(cells, np.int64), np.empty(cells, np.int64)
@@ -267,7 +321,13 @@ def _answer(  # type: ignore[no-untyped-def]
         cell_shard[c] = o
         if held[o]:
             b = pairs[o, _OFFSETS] + _bucket(_hash(items[cell_key[c]], its_hash + _LENGTH), pairs[o, _BUCKETS])
-            begin[c], end[c] = offsets[b], offsets[b + 1]
+            begin[c], end[c] = b, b + 1
+            _prefetch(offsets, b)
+    for c in range(cells):
+        if held[cell_shard[c]]:
+            begin[c], end[c] = offsets[begin[c]], offsets[end[c]]
+            _prefetch(words, pairs[cell_shard[c], _USER] + begin[c])
+            _prefetch(words, pairs[cell_shard[c], _ITEM] + begin[c])
     for c in range(cells):
         if begin[c] > end[c] or end[c] - begin[c] > longest_pairs or end[c] > pairs[cell_shard[c], _ROWS]:
             return False
