@@ -2,6 +2,9 @@
 
 import logging
 import os
+import re
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -68,7 +71,7 @@ def build_session(config: Config, app_name: str) -> SparkSession:
     }
     for key, value in settings.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    spark = _start(builder, config)
     if DELTA_EXTENSION not in (spark.conf.get("spark.sql.extensions") or ""):
         raise UserError(
             f"the Spark session has no Delta Lake; submit with --properties-file conf/spark-local.conf or "
@@ -80,6 +83,35 @@ def build_session(config: Config, app_name: str) -> SparkSession:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     register_functions(spark)
     return spark
+
+
+def java() -> str:
+    """The java program that a new session runs. Raises UserError if there is none."""
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which(f"{home}/bin/java" if home else "java")
+    if found is None:
+        where = f"at JAVA_HOME = {home}" if home else "on PATH, and JAVA_HOME is not set"
+        raise UserError(f"no java {where}; install a JDK 17 or newer, or point JAVA_HOME at one")
+    return found
+
+
+def _start(builder: SparkSession.Builder, config: Config) -> SparkSession:
+    """Raises UserError if Spark does not start: nothing of ours has run yet, so it is the machine or the settings."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ or SparkSession.getActiveSession() is not None:
+        return builder.getOrCreate()
+    program = java()
+    try:
+        return builder.getOrCreate()
+    except Exception as error:
+        version = subprocess.run([program, "-version"], capture_output=True, text=True, check=False).stderr.splitlines()
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        cause = re.search(r"^: (\S+: .*)$", str(error), re.MULTILINE)  # the JVM's own words, after Py4J's
+        jars = "" if delta_jars(config) else "; the Delta jars are not set up: run make setup"
+        raise UserError(
+            f"Spark does not start: {(cause[1] if cause else reason)[:300]} (java: {program}, "
+            f"{(version or ['no version'])[0]}, 17 or newer is needed; spark.master = {config.spark.master}, "
+            f"spark.driver_memory = {config.spark.driver_memory}{jars})"
+        ) from None
 
 
 def register_functions(spark: SparkSession) -> None:

@@ -1,9 +1,12 @@
 """Delta tables: created with their constraints and comments, checked against their schema, written slice by slice."""
 
+import re
 from datetime import datetime
 from typing import cast
 
 from delta.tables import DeltaTable
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
@@ -52,7 +55,15 @@ class Tables:
         """All rows of the table; none if it does not exist yet."""
         if not self.exists(name):
             return self.spark.createDataFrame([], spark_schema(_table(name)))
-        return self.spark.read.format("delta").load(self.path(name))
+        try:
+            return self.spark.read.format("delta").load(self.path(name))
+        except (PySparkException, Py4JJavaError) as error:
+            found = re.search(r"\[DELTA_\w+\].*", str(error))
+            raise UserError(
+                f"table {name} at {self.path(name)} can't be opened: {(found[0] if found else str(error))[:300]}; "
+                "restore its _delta_log from a copy, or remove the table's folder and run its slices again "
+                "(solaris run --force)"
+            ) from None
 
     def read_slice(self, name: str, as_of: datetime) -> DataFrame:
         """The rows of exactly one slice."""
