@@ -241,7 +241,6 @@ def model_check(path: Annotated[Path, typer.Argument(help="Model folder")]) -> N
 def main() -> None:
     """Entry point. Exit codes: 0 done, 2 the user's mistake, 1 anything else."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("py4j").setLevel(logging.ERROR)
     app()
 
 

@@ -55,7 +55,6 @@ def main(job: str, argv: Sequence[str] | None = None) -> None:
     )
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("py4j").setLevel(logging.ERROR)
 
     try:
         as_of = parse_as_of(arguments.as_of, "--as-of")

@@ -4,8 +4,10 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,6 +19,14 @@ from jobs.common.errors import UserError
 
 PROJECT = Path(__file__).resolve().parents[2]
 DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
+# Loggers below org.apache.spark that repeat what a failed or cancelled task raises.
+TOLD_TWICE = (
+    "executor.Executor",
+    "scheduler.TaskSetManager",
+    "sql.delta.files.DeltaFileFormatWriter",
+    "sql.execution.datasources.FileFormatWriter",
+    "util.Utils",
+)
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 
 
@@ -78,11 +88,26 @@ def build_session(config: Config, app_name: str) -> SparkSession:
             f"--packages {DELTA_PACKAGE} --conf spark.sql.extensions={DELTA_EXTENSION}"
         )
     spark.sparkContext.setLogLevel("ERROR")
+    quiet(spark)
     # pyspark logs every failed analysis as a page of JSON beside raising it; what is raised is enough.
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     register_functions(spark)
     return spark
+
+
+def quiet(spark: SparkSession) -> None:
+    """Leaves one voice for an error and one for Ctrl-C: the caller's."""
+    if (spark.sparkContext.master or "").startswith("local"):
+        # What a task of this very process raises comes back to the caller; the log would only say it twice before.
+        log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+        for name in TOLD_TWICE:
+            log4j.core.config.Configurator.setLevel(f"org.apache.spark.{name}", log4j.Level.OFF)
+    # py4j logs a page for a call that Ctrl-C breaks off, and raises it as well.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
+    # pyspark's own handler calls the JVM in the midst of another call to it.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def java() -> str:
