@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from delta.exceptions import MetadataChangedException
 from typer.testing import CliRunner
 
 from jobs.cli import app
@@ -107,7 +108,7 @@ def test_ids_of_text_are_hashed_and_those_of_the_tables_are_not(make_config, tmp
             "error: /x/report.html: Permission denied; choose another place, or give this user the right to it",
         ),
         (
-            Exception("[DELTA_CONCURRENT_APPEND.WITHOUT_HINT] ConcurrentAppendException: ..."),
+            MetadataChangedException("The metadata of the Delta table has been changed"),
             1,
             "failed: another run wrote the same slice of a table meanwhile; the same command goes on where it stopped",
         ),
