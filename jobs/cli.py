@@ -13,7 +13,8 @@ from rich.table import Table
 from jobs.common.clock import parse_as_of, steps
 from jobs.common.config import Config
 from jobs.common.errors import UserError
-from jobs.common.main import explain, resolve
+from jobs.common.failures import explain, writable
+from jobs.common.main import resolve
 from jobs.common.snapshot_commands import app as snapshot_app
 from jobs.common.terminal import ConfigFiles, Overrides, console
 
@@ -27,7 +28,7 @@ class Commands(typer.core.TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             if hasattr(error, "exit_code"):  # the command-line library's own: wrong usage, exit, abort
                 raise
             raise typer.Exit(explain(error)) from None
@@ -86,12 +87,14 @@ def run(
     from jobs.common.runs import job_module
     from jobs.common.series import SERIES, in_turn
 
-    first = parse_as_of(start)
+    first = parse_as_of(start, "--from")
+    last = first if end is None else parse_as_of(end, "--to")
     config = resolve(files, overrides)
-    moments = steps(first, parse_as_of(end) if end else first, config.window.hours)
+    moments = steps(first, last, config.window.hours)
     for name in job or []:
         job_module(name)
     series = in_turn(job) if job else SERIES
+    writable(config.path())
     with session(config, "run") as spark:
         outcomes = run_with_progress(spark, config, moments, series, console, force=force)
         summary(spark, config, outcomes, console)
@@ -99,8 +102,8 @@ def run(
 
 @app.command(context_settings={"ignore_unknown_options": True})  # ids may be negative
 def lookup(
-    user: Annotated[int | None, typer.Argument(help="User id")] = None,
-    items: Annotated[list[int] | None, typer.Argument(help="Item ids")] = None,
+    user: Annotated[str | None, typer.Argument(help="User id")] = None,
+    items: Annotated[list[str] | None, typer.Argument(help="Item ids")] = None,
     at: Annotated[
         str | None,
         typer.Option(
@@ -108,7 +111,10 @@ def lookup(
         ),
     ] = None,
     examples: Annotated[bool, typer.Option("--examples", help="Show one pair of each tier instead")] = False,
-    values: Annotated[int, typer.Option(help="Vector components to print")] = 2,
+    hashed: Annotated[
+        bool, typer.Option("--hashed", help="The ids are the tables' integers, also where the dataset's are text")
+    ] = False,
+    values: Annotated[int, typer.Option(min=0, help="Vector components to print")] = 2,
     files: ConfigFiles = None,
     overrides: Overrides = None,
 ) -> None:
@@ -121,12 +127,12 @@ def lookup(
     if examples:
         show_examples(config, at, values, console)
     else:
-        show_lookup(config, user, items, at, values, console)  # type: ignore[arg-type]
+        show_lookup(config, user or "", items or [], at, values, console, hashed=hashed)
 
 
 @app.command()
 def coverage(
-    last: Annotated[int, typer.Option(help="Windows to show")] = 8,
+    last: Annotated[int, typer.Option(min=1, help="Windows to show")] = 8,
     files: ConfigFiles = None,
     overrides: Overrides = None,
 ) -> None:
@@ -157,7 +163,7 @@ def budget(
     from jobs.predict_pairs import Settings
 
     config = resolve(files, overrides)
-    moment = parse_as_of(at) if at else None
+    moment = None if at is None else parse_as_of(at, "--at")
     with session(config, "budget") as spark:
         as_of = moment or as_of_of(latest_past_slice(spark, config))
         settings = config.get(Settings)
@@ -180,7 +186,7 @@ def tables(files: ConfigFiles = None, overrides: Overrides = None) -> None:
 @app.command()
 def sql(
     query: Annotated[str, typer.Argument(help="Spark SQL; every table of the pipeline is a view of its name")],
-    rows: Annotated[int, typer.Option(help="Rows to show")] = 50,
+    rows: Annotated[int, typer.Option(min=1, help="Rows to show")] = 50,
     files: ConfigFiles = None,
     overrides: Overrides = None,
 ) -> None:
@@ -235,7 +241,6 @@ def model_check(path: Annotated[Path, typer.Argument(help="Model folder")]) -> N
 def main() -> None:
     """Entry point. Exit codes: 0 done, 2 the user's mistake, 1 anything else."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("py4j").setLevel(logging.ERROR)
     app()
 
 

@@ -10,19 +10,27 @@ from jobs.common.errors import UserError
 SLICE_FORMAT = "%Y%m%dT%H%M%SZ"
 
 
-def parse_as_of(text: str) -> datetime:
-    """Reads an ISO 8601 time with a zone, whole seconds, and returns it in UTC.
+# Windows and histories around an as_of must stay on the calendar, and a slice's name has four digits for the year.
+YEARS = range(1970, 3000)
+MAX_STEPS = 100_000
+
+
+def parse_as_of(text: str, name: str = "as_of") -> datetime:
+    """Reads an ISO 8601 time with a zone, whole seconds, and returns it in UTC. name: what it is, for errors.
 
     Raises UserError for anything else: a time without a zone means different things on different machines.
     """
+    like = "like 2026-01-03T06:00:00Z"
     try:
         value = datetime.fromisoformat(text)
     except ValueError:
-        raise UserError(f"as_of {text!r} is not a time; write it like 2026-01-03T06:00:00Z") from None
+        raise UserError(f"{name} {text!r} is not a time; write it {like}") from None
     if value.tzinfo is None:
-        raise UserError(f"as_of {text!r} has no time zone; write it like 2026-01-03T06:00:00Z")
+        raise UserError(f"{name} {text!r} has no time zone; write it {like}")
     if value.microsecond:
-        raise UserError(f"as_of {text!r} has a fraction of a second; write whole seconds, like 2026-01-03T06:00:00Z")
+        raise UserError(f"{name} {text!r} has a fraction of a second; write whole seconds, {like}")
+    if value.year not in YEARS:
+        raise UserError(f"{name} {text!r} is not between {YEARS[0]} and {YEARS[-1]}; write it {like}")
     return value.astimezone(UTC)
 
 
@@ -56,4 +64,9 @@ def steps(start: datetime, end: datetime, hours: float) -> list[datetime]:
     if end < start:
         raise UserError(f"--to {end.isoformat()} is before --from {start.isoformat()}")
     count = int((end - start) / timedelta(hours=hours))
+    if count >= MAX_STEPS:
+        raise UserError(
+            f"from {start.isoformat()} to {end.isoformat()} are {count + 1:,} slices of {hours:g} h, more than "
+            f"{MAX_STEPS:,}; is --to right?"
+        )
     return [start + timedelta(hours=hours * step) for step in range(count + 1)]

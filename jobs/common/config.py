@@ -12,8 +12,9 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -24,11 +25,26 @@ ENV_PREFIX = "SOLARIS__"
 Tier = Literal["pair", "user_mean", "neighbor_pair", "neighbor_mean", "cold"]
 
 
-class Section(BaseModel):
-    """A section of the config. Unknown keys are errors."""
+# What a setting that ends in such a word counts, in hours.
+UNITS = {"minutes": 1 / 60, "hours": 1.0, "days": 24.0}
+LONGEST_HOURS = 100 * 366 * 24.0
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+class Section(BaseModel):
+    """A section of the config. Unknown keys, numbers that are not finite and times of over a century are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
     section: ClassVar[str]
+
+    @model_validator(mode="after")
+    def _durations_fit_the_calendar(self) -> Self:
+        for key in type(self).model_fields:
+            hours = UNITS.get(key.rpartition("_")[2])
+            value = getattr(self, key)
+            for number in value.values() if isinstance(value, dict) else (value,):
+                if hours and isinstance(number, int | float) and number * hours > LONGEST_HOURS:
+                    raise ValueError(f"{key} = {number:g} is more than a century")
+        return self
 
 
 class Storage(Section):
@@ -36,7 +52,9 @@ class Storage(Section):
 
     section = "storage"
     root: str = Field(
-        ".solaris/local", description="Folder or URI that holds tables/, models/, snapshots/, raw/, reports/"
+        ".solaris/local",
+        min_length=1,
+        description="Folder or URI that holds tables/, models/, snapshots/, raw/, reports/",
     )
 
 
@@ -45,7 +63,9 @@ class Spark(Section):
 
     section = "spark"
     master: str = Field("local[*]", description="Used only when no master is set from outside")
-    driver_memory: str = Field("3g", description="JVM heap of the driver; in local mode of everything")
+    driver_memory: str = Field(
+        "3g", pattern=r"^[1-9]\d*[kmgtKMGT]$", description="JVM heap of the driver; in local mode of everything"
+    )
     shuffle_partitions: int = Field(200, ge=1)
     task_cpus: int = Field(1, ge=1, description="CPUs a task; BLAS, OpenMP, torch and faiss get as many threads")
     parallel_jobs: int = Field(2, ge=1, description="Jobs of a slice that `solaris run` runs side by side at most")
@@ -59,6 +79,12 @@ class Window(Section):
 
     section = "window"
     hours: float = Field(6.0, gt=0, description="Hours from one slice to the next: the window that a run predicts for")
+
+    @model_validator(mode="after")
+    def _whole_seconds(self) -> "Window":
+        if timedelta(hours=min(self.hours, LONGEST_HOURS)) % timedelta(seconds=1):
+            raise ValueError(f"hours = {self.hours} is no whole number of seconds; slices are named by the second")
+        return self
 
 
 class Log(Section):

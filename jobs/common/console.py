@@ -1,10 +1,12 @@
 """What the `solaris` command prints: progress, and tables in the terminal."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from pyspark.errors import AnalysisException, ParseException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import ParseException, PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from rich.console import Console
@@ -13,6 +15,7 @@ from rich.table import Table
 
 from jobs.common.config import Config
 from jobs.common.errors import UserError
+from jobs.common.failures import outside_fault
 from jobs.common.runs import Outcome, finished_runs
 from jobs.common.series import Entry, Step, plan, remaining, run_series
 from jobs.common.tables import Tables
@@ -164,14 +167,37 @@ def show_tables(spark: SparkSession, config: Config, console: Console) -> None:
     console.print(shown)
 
 
-def show_query(spark: SparkSession, config: Config, query: str, rows: int, console: Console) -> None:
-    """The first rows of a query. Raises UserError for a query that Spark does not accept."""
-    Tables(spark, config.path("tables")).register_views()
+def _only_reads(spark: SparkSession, query: str) -> bool:
+    """Whether a query changes nothing: it can stand as a subquery, or shows and describes. Runs nothing of it.
+
+    Raises ParseException for what is no SQL at all.
+    """
+    if re.match(r"(?i)(show|desc|describe|explain)\b", query):
+        return True
     try:
+        spark.sql(f"EXPLAIN SELECT * FROM ({query}\n)")
+    except ParseException:
+        spark.sql(f"EXPLAIN {query}")
+        return False
+    return True
+
+
+def show_query(spark: SparkSession, config: Config, query: str, rows: int, console: Console) -> None:
+    """The first rows of a query. Raises UserError for a query that Spark does not accept, or that would change data."""
+    Tables(spark, config.path("tables")).register_views()
+    query = query.strip().rstrip(";")
+    try:
+        if not _only_reads(spark, query):
+            raise UserError(
+                "query: only SELECT, WITH, VALUES, TABLE, FROM, SHOW, DESCRIBE and EXPLAIN; tables stay as they are"
+            )
         frame = spark.sql(query)
-    except (ParseException, AnalysisException) as error:
-        raise UserError(f"query: {str(error).splitlines()[0]}") from None
-    found = frame.limit(rows + 1).collect()
+        found = frame.limit(rows + 1).collect()
+    except (PySparkException, Py4JJavaError) as error:
+        if outside_fault(error):
+            raise
+        lines = [line.removeprefix(": ") for line in str(error).splitlines() if re.search(r"\[[A-Z_.0-9]+\] ", line)]
+        raise UserError(f"query: {(lines or str(error).splitlines())[0]}") from None
     table = Table(*frame.columns)
     for row in found[:rows]:
         table.add_row(*("" if value is None else str(value) for value in row))

@@ -16,6 +16,7 @@ from jobs.common.clock import steps
 from jobs.common.config import Config, load_config
 from jobs.common.console import run_with_progress, summary
 from jobs.common.errors import UserError
+from jobs.common.failures import writable
 from jobs.common.lookup_view import show_examples
 from jobs.common.report import write_report
 from jobs.common.runs import Outcome
@@ -59,6 +60,7 @@ def run_demo(data: str, overrides: Sequence[str], console: Console) -> None:
     clock = time.monotonic()
     file = PROJECT / "conf" / demo.config_file
     config = load_config([file], overrides)
+    writable(config.path())
     if demo.world_until is None:
         fetch_movielens(Path(config.path("raw", "ml-100k")))
     moments = steps(demo.first, demo.last, config.window.hours)
@@ -119,4 +121,6 @@ def fetch_movielens(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(wheels[-1]) as wheel:
         for name in names:
-            (folder / name).write_bytes(wheel.read(f"recbole/dataset_example/ml-100k/{name}"))
+            partial = folder / f".{name}"
+            partial.write_bytes(wheel.read(f"recbole/dataset_example/ml-100k/{name}"))
+            partial.replace(folder / name)

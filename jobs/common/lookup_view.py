@@ -1,7 +1,9 @@
 """`solaris lookup`: what the live snapshot answers, in the terminal. Needs no Spark."""
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Literal
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -10,8 +12,9 @@ from rich.table import Table
 
 from jobs.common.clock import from_micros, micros, parse_as_of
 from jobs.common.config import Config
+from jobs.common.datasets import load_dataset
 from jobs.common.errors import UserError
-from solaris_udf.snapshot import Lookup, Snapshot, SnapshotError
+from solaris_udf.snapshot import Lookup, Snapshot, SnapshotError, text_ids
 from solaris_udf.snapshot.layout import PAIRS, USERS
 from solaris_udf.snapshot.mapped import MappedTable
 
@@ -24,33 +27,57 @@ def open_live(config: Config) -> Snapshot:
     try:
         return Snapshot.open(config.path("snapshots"), engine="numpy")
     except SnapshotError as error:
-        raise UserError(f"{error} (solaris run exports one)") from None
+        raise UserError(f"{error} (solaris run exports one; --config or --set storage.root says where)") from None
 
 
-def request_time(config: Config, snapshot: Snapshot, at: str | None) -> datetime:
-    """`now`, a time with a zone, or by default the moment when the snapshot went live."""
-    if at == "now":
-        return datetime.now(UTC)
-    if at is not None:
-        return parse_as_of(at)
+def given_time(at: str | None) -> datetime | None:
+    """`now`, or a time with a zone; None if none was given. Raises UserError for anything else."""
+    if at is None:
+        return None
+    return datetime.now(UTC) if at == "now" else parse_as_of(at, "--at")
+
+
+def live_from(config: Config, snapshot: Snapshot) -> datetime:
+    """The moment when the snapshot went live."""
     return from_micros(snapshot.manifest.as_of_micros) + timedelta(minutes=config.serving.publish_delay_minutes)
 
 
-def show_lookup(config: Config, user: int, items: Sequence[int], at: str | None, values: int, console: Console) -> None:
+def as_ids(config: Config, kind: Literal["user", "item"], texts: Sequence[str], *, hashed: bool) -> list[int]:
+    """The 64-bit ids of what someone typed: integers as they are; text hashed, where the dataset's ids are text.
+
+    hashed: they are what the tables hold, whatever the dataset's ids are. Raises UserError for what is no id.
+    """
+    if not hashed and getattr(load_dataset(config.log.dataset).ids, kind) == "string":
+        return [int(value) for value in text_ids(texts)]
+    ids = []
+    for text in texts:
+        if not re.fullmatch(r"[+-]?[0-9]+", text) or not -(2**63) <= int(text) < 2**63:
+            raise UserError(
+                f"{kind} {text!r} is no 64-bit integer, as the ids of dataset {config.log.dataset} are; if yours are "
+                "text, name your mapping: --set log.dataset=FILE.toml"
+            )
+        ids.append(int(text))
+    return ids
+
+
+def show_lookup(
+    config: Config, user: str, items: Sequence[str], at: str | None, values: int, console: Console, *, hashed: bool
+) -> None:
     """One user's items."""
+    asked = given_time(at)
+    user_ids = as_ids(config, "user", [user], hashed=hashed) * len(items)
+    item_ids = as_ids(config, "item", items, hashed=hashed)
     snapshot = open_live(config)
-    moment = request_time(config, snapshot, at)
-    for value in (user, *items):
-        if not -(2**63) <= value < 2**63:
-            raise UserError(f"{value} is no 64-bit integer, as ids are")
-    answer = snapshot.lookup(np.full(len(items), user), list(items), micros(moment))
+    moment = asked or live_from(config, snapshot)
+    answer = snapshot.lookup(user_ids, item_ids, micros(moment))
     _print(snapshot, moment, [user] * len(items), items, answer, values, console)
 
 
 def show_examples(config: Config, at: str | None, values: int, console: Console) -> None:
     """One pair of each tier that the snapshot can answer from, found among a sample of its users and items."""
+    asked = given_time(at)
     snapshot = open_live(config)
-    moment = request_time(config, snapshot, at)
+    moment = asked or live_from(config, snapshot)
     users, items = _sample(snapshot)
     answer = snapshot.lookup(users, items, micros(moment), user_vectors=False)
     places = [int(np.flatnonzero(answer.tier == tier)[0]) for tier in np.unique(answer.tier)]
@@ -82,8 +109,8 @@ def _sample(snapshot: Snapshot) -> tuple[np.ndarray, np.ndarray]:
 def _print(
     snapshot: Snapshot,
     moment: datetime,
-    users: Sequence[int],
-    items: Sequence[int],
+    users: Sequence[int | str],
+    items: Sequence[int | str],
     answer: Lookup,
     values: int,
     console: Console,

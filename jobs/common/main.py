@@ -3,13 +3,12 @@
 import argparse
 import logging
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from jobs.common.clock import parse_as_of
 from jobs.common.config import Config, load_config
-from jobs.common.errors import RunFailed, UserError
+from jobs.common.failures import explain, writable
 from jobs.common.runs import execute, job_module
 from jobs.common.session import PROJECT, build_session
 
@@ -23,19 +22,6 @@ def default_config_files() -> list[Path]:
 def resolve(files: Sequence[str] | None, overrides: Sequence[str] | None) -> Config:
     """The config of a command line: its --config files, or the default ones, and its --set overrides."""
     return load_config(files or default_config_files(), overrides or [])
-
-
-def explain(error: Exception) -> int:
-    """Prints what went wrong, one clear line first. Returns the exit code: 2 for user errors, 1 for the rest."""
-    if isinstance(error, UserError):
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if isinstance(error, RunFailed):
-        print(f"failed: {error}", file=sys.stderr)
-        return 1
-    print(f"failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}", file=sys.stderr)
-    traceback.print_exception(error)
-    return 1
 
 
 def main(job: str, argv: Sequence[str] | None = None) -> None:
@@ -69,15 +55,15 @@ def main(job: str, argv: Sequence[str] | None = None) -> None:
     )
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("py4j").setLevel(logging.ERROR)
 
     try:
-        as_of = parse_as_of(arguments.as_of)
+        as_of = parse_as_of(arguments.as_of, "--as-of")
         config = resolve(arguments.config, arguments.overrides)
+        writable(config.path())
         spark = build_session(config, f"solaris {job} {arguments.as_of}")
         try:
             execute(job, spark, config, as_of)
         finally:
             spark.stop()
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         sys.exit(explain(error))

@@ -1,6 +1,7 @@
 """The report's sections in their order, and the tiles above them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from jobs.common import report_format as fmt
 from jobs.common.report_budget import budget, cost, ledger
@@ -78,5 +79,13 @@ def sections(data: ReportData) -> list[Section]:
         jobs,
         rejected,
     )
-    made = [make(data) for make in makers]
+    said: set[str] = set()
+    made = [_without(make(data), said) for make in makers]
     return [section for section in made if not section.empty or section.job or section.hint]
+
+
+def _without(section: Section, said: set[str]) -> Section:
+    """The section without the notes that were said before; adds its own to them."""
+    fresh = [note for note in dict.fromkeys(section.notes) if note not in said]
+    said.update(fresh)
+    return replace(section, notes=fresh)

@@ -80,8 +80,19 @@ def _as_number(setting: str) -> float | None:
 
 
 def _notes(rows: Rows) -> list[str]:
-    noted = [row for row in rows if row["note"]]
-    return sorted({f"{row['dataset']}, {_name(row)}, {_title(row['metric'])}: {row['note']}" for row in noted})
+    """One line a note: with the models that it is about, unless it is about all that have the metric."""
+    having: dict[tuple[str, str], set[str]] = {}
+    noted: dict[tuple[str, str, str], dict[str, None]] = {}
+    for row in sorted(rows, key=_order):
+        about = (row["dataset"], row["metric"])
+        having.setdefault(about, set()).add(_name(row))
+        if row["note"]:
+            noted.setdefault((*about, row["note"]), {})[_name(row)] = None
+    lines = []
+    for (dataset, metric, note), names in noted.items():
+        whom = "" if set(names) == having[dataset, metric] else " of " + ", ".join(names)
+        lines.append(f"{dataset}, {_title(metric)}{whom}: {note}")
+    return sorted(lines)
 
 
 def _title(metric: str) -> str:

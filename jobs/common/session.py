@@ -2,7 +2,12 @@
 
 import logging
 import os
+import re
+import shutil
+import signal
+import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +19,14 @@ from jobs.common.errors import UserError
 
 PROJECT = Path(__file__).resolve().parents[2]
 DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
+# Loggers below org.apache.spark that repeat what a failed or cancelled task raises.
+TOLD_TWICE = (
+    "executor.Executor",
+    "scheduler.TaskSetManager",
+    "sql.delta.files.DeltaFileFormatWriter",
+    "sql.execution.datasources.FileFormatWriter",
+    "util.Utils",
+)
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 
 
@@ -68,18 +81,62 @@ def build_session(config: Config, app_name: str) -> SparkSession:
     }
     for key, value in settings.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    spark = _start(builder, config)
     if DELTA_EXTENSION not in (spark.conf.get("spark.sql.extensions") or ""):
         raise UserError(
             f"the Spark session has no Delta Lake; submit with --properties-file conf/spark-local.conf or "
             f"--packages {DELTA_PACKAGE} --conf spark.sql.extensions={DELTA_EXTENSION}"
         )
     spark.sparkContext.setLogLevel("ERROR")
+    quiet(spark)
     # pyspark logs every failed analysis as a page of JSON beside raising it; what is raised is enough.
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     register_functions(spark)
     return spark
+
+
+def quiet(spark: SparkSession) -> None:
+    """Leaves one voice for an error and one for Ctrl-C: the caller's."""
+    if (spark.sparkContext.master or "").startswith("local"):
+        # What a task of this very process raises comes back to the caller; the log would only say it twice before.
+        log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+        for name in TOLD_TWICE:
+            log4j.core.config.Configurator.setLevel(f"org.apache.spark.{name}", log4j.Level.OFF)
+    # py4j logs a page for a call that Ctrl-C breaks off, and raises it as well.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
+    # pyspark's own handler calls the JVM in the midst of another call to it.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def java() -> str:
+    """The java program that a new session runs. Raises UserError if there is none."""
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which(f"{home}/bin/java" if home else "java")
+    if found is None:
+        where = f"at JAVA_HOME = {home}" if home else "on PATH, and JAVA_HOME is not set"
+        raise UserError(f"no java {where}; install a JDK 17 or newer, or point JAVA_HOME at one")
+    return found
+
+
+def _start(builder: SparkSession.Builder, config: Config) -> SparkSession:
+    """Raises UserError if Spark does not start: nothing of ours has run yet, so it is the machine or the settings."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ or SparkSession.getActiveSession() is not None:
+        return builder.getOrCreate()
+    program = java()
+    try:
+        return builder.getOrCreate()
+    except Exception as error:
+        version = subprocess.run([program, "-version"], capture_output=True, text=True, check=False).stderr.splitlines()
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        cause = re.search(r"^: (\S+: .*)$", str(error), re.MULTILINE)  # the JVM's own words, after Py4J's
+        jars = "" if delta_jars(config) else "; the Delta jars are not set up: run make setup"
+        raise UserError(
+            f"Spark does not start: {(cause[1] if cause else reason)[:300]} (java: {program}, "
+            f"{(version or ['no version'])[0]}, 17 or newer is needed; spark.master = {config.spark.master}, "
+            f"spark.driver_memory = {config.spark.driver_memory}{jars})"
+        ) from None
 
 
 def register_functions(spark: SparkSession) -> None:

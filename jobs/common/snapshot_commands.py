@@ -31,7 +31,11 @@ def list_snapshots(files: ConfigFiles = None, overrides: Overrides = None) -> No
     table.add_column("state")
     for name in ("pairs", "own mean", "neighbour", "bytes"):
         table.add_column(name, justify="right")
-    for info in snapshots.list_all(root):
+    found = snapshots.list_all(root)
+    if not found:
+        console.print(f"no snapshots below {root} yet; solaris run exports one", highlight=False)
+        return
+    for info in found:
         marks = " ".join(mark for mark, held in (("live", info.live), ("pinned", info.pinned)) if held)
         if info.fault:
             table.add_row(info.snapshot_id, f"{marks} damaged: {info.fault}", "", "", "", "")

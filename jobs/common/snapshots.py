@@ -131,7 +131,13 @@ def describe(manifest: Manifest) -> dict[str, Any]:
 
 
 def verify(root: str | Path, snapshot_id: str | None = None) -> list[str]:
-    """Reads every byte of one snapshot (the live one by default); returns its faults, none if it is whole."""
+    """Reads every byte of one snapshot (the live one by default); returns its faults, none if it is whole.
+
+    Raises UserError if there is no such snapshot.
+    """
+    storage = _folder(root)
+    if snapshot_id is not None:
+        _existing(storage, snapshot_id)
     try:
         Snapshot.open(root, pin=snapshot_id, verify="full", engine="numpy")
     except SnapshotError as error:
@@ -153,7 +159,7 @@ def pinned(root: str | Path) -> set[str]:
 @_one_error
 def pin(root: str | Path, snapshot_id: str) -> None:
     """Keeps a snapshot from gc, and from maintain_tables, until it is unpinned: a line of the file PINNED."""
-    storage = LocalStorage(root)
+    storage = _folder(root)
     with storage.lock():
         _existing(storage, snapshot_id)
         if snapshot_id not in pinned(root):
@@ -163,7 +169,7 @@ def pin(root: str | Path, snapshot_id: str) -> None:
 @_one_error
 def unpin(root: str | Path, snapshot_id: str) -> None:
     """Takes a pin away. Raises UserError if there is none."""
-    storage = LocalStorage(root)
+    storage = _folder(root)
     with storage.lock():
         if snapshot_id not in pinned(root):
             known = ", ".join(sorted(pinned(root))) or "none"
@@ -178,7 +184,7 @@ def rollback(root: str | Path, snapshot_id: str | None = None) -> str:
 
     The next export of a later as_of moves CURRENT on again: stop the schedule first if it must stay.
     """
-    storage = LocalStorage(root)
+    storage = _folder(root)
     with storage.lock():
         target = snapshot_id
         if target is None:
@@ -256,6 +262,13 @@ def to_redis(
         raise UserError(f"{url!r} is no Redis address: {error}") from None
     with client:
         return export(snapshot, client, prefix=prefix, keep_seconds=round(keep_hours * 3600)), snapshot.snapshot_id
+
+
+def _folder(root: str | Path) -> LocalStorage:
+    """The snapshots folder. Raises UserError if there is none, so that no lock file makes one."""
+    if not Path(root).is_dir():
+        raise UserError(f"there is no folder {root}; --config or --set storage.root says where snapshots are")
+    return LocalStorage(root)
 
 
 def _existing(storage: LocalStorage, name: str) -> None:

@@ -1,9 +1,14 @@
 """Delta tables: created with their constraints and comments, checked against their schema, written slice by slice."""
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import cast
 
 from delta.tables import DeltaTable
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
@@ -28,7 +33,22 @@ class Tables:
         return f"{self.root}/{_table(name).name}"
 
     def exists(self, name: str) -> bool:
-        return DeltaTable.isDeltaTable(self.spark, self.path(name))
+        with self._opening(name):
+            return DeltaTable.isDeltaTable(self.spark, self.path(name))
+
+    @contextmanager
+    def _opening(self, name: str) -> Iterator[None]:
+        """Turns a Delta log that can't be read into a UserError."""
+        try:
+            yield
+        except (PySparkException, Py4JJavaError) as error:
+            found = re.search(r"\[DELTA_\w+\].*", str(error))
+            if found is None:
+                raise
+            raise UserError(
+                f"table {name} at {self.path(name)} can't be opened: {found[0].strip()[:300]}; restore its _delta_log "
+                "from a copy, or remove the table's folder and run its slices again (solaris run --force)"
+            ) from None
 
     def create(self, name: str) -> None:
         """Creates the table with its columns, comments, NOT NULL and CHECK constraints, unless it exists."""
@@ -52,7 +72,8 @@ class Tables:
         """All rows of the table; none if it does not exist yet."""
         if not self.exists(name):
             return self.spark.createDataFrame([], spark_schema(_table(name)))
-        return self.spark.read.format("delta").load(self.path(name))
+        with self._opening(name):
+            return self.spark.read.format("delta").load(self.path(name))
 
     def read_slice(self, name: str, as_of: datetime) -> DataFrame:
         """The rows of exactly one slice."""

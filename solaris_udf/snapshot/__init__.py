@@ -11,6 +11,7 @@ from solaris_udf.snapshot.follower import SnapshotFollower
 from solaris_udf.snapshot.lookup import Lookup
 from solaris_udf.snapshot.miss_log import MissLog
 from solaris_udf.snapshot.reader import Snapshot
+from solaris_udf.snapshot.text_ids import text_ids
 
 __all__ = [
     "Lookup",
@@ -21,4 +22,5 @@ __all__ = [
     "TierCounters",
     "feature_block",
     "feature_names",
+    "text_ids",
 ]

@@ -86,3 +86,28 @@ def test_the_hash_follows_what_decides_results_and_nothing_else():
     base = load_config(environ={}).hash
     assert load_config(overrides=["spark.shuffle_partitions=7"], environ={}).hash == base
     assert load_config(overrides=["window.hours=7"], environ={}).hash != base
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("window.hours=inf", "window.hours: .*finite"),
+        ("serving.ttl_hours=nan", "serving.ttl_hours: .*finite"),
+        ("serving.min_similarity=nan", "serving.min_similarity: .*finite"),
+        ("serving.ttl_hours=1e300", "ttl_hours = 1e\\+300 is more than a century"),
+        ("find_neighbors.embedding_days=40000", "embedding_days = 40000 is more than a century"),
+        ("maintain_tables.retention_days={ranking_log = 99999}", "retention_days = 99999 is more than a century"),
+        ("window.hours=0.0001", "window: hours = 0.0001 is no whole number of seconds"),
+        ("storage.root=''", "storage.root: .*at least 1 character"),
+        ("spark.driver_memory=lots", "spark.driver_memory: .*pattern"),
+    ],
+)
+def test_values_that_would_break_a_run_later_fail_when_the_config_is_built(override, says):
+    with pytest.raises(UserError, match=says):
+        load_config(overrides=[override], environ={})
+
+
+def test_a_window_of_any_whole_number_of_seconds_is_fine():
+    for hours, seconds in ((0.1, 360), (0.25, 900), (1 / 3, 1200), (24 * 7, 604800)):
+        config = load_config(overrides=[f"window.hours={hours}"], environ={})
+        assert round(config.window.hours * 3600) == seconds

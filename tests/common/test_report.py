@@ -9,7 +9,7 @@ import pytest
 from jobs.common import report_format as fmt
 from jobs.common.clock import slice_of
 from jobs.common.report import render, write_report
-from jobs.common.report_data import read_report_data
+from jobs.common.report_data import ReportData, read_report_data
 from jobs.common.report_sections import sections, tiles
 from jobs.common.tables import Tables, spark_schema
 from schemas import TABLES
@@ -320,6 +320,28 @@ def test_every_figure_of_the_tables_stands_on_the_page(make_config, filled):
     }
     assert all(name in page.text["ledger"] for name in ("hit", "wasted", "reused", "rejected"))
     assert_self_contained(page, text)
+
+
+def test_a_note_is_said_once_and_names_models_only_where_it_is_not_about_all():
+    contains = "the interval of FM - VM contains 0"
+    none = {key: [] for key in ReportData.__dataclass_fields__}
+    rows = [
+        *(evaluation(name, "transfer_ratio", None, note=contains) for name in ("base", "embeddings", "both")),
+        evaluation("embeddings", "ne", 0.9, note="few rows"),
+        evaluation("both", "ne", 0.9, note="few rows"),
+        evaluation("base", "ne", 0.9),
+        *(
+            evaluation("embeddings", "transfer_ratio", None, sweep=sweep, setting="1", note=contains)
+            for sweep in ("coverage", "ttl", "codec")
+        ),
+    ]
+    data = ReportData(**{**none, "evaluations": [{**row, "seeds": 1} for row in rows]})
+    notes = {section.id: section.notes for section in sections(data)}
+    assert notes["uplift"] == [
+        "world, NE of vm: embeddings, vm: both: few rows",
+        f"world, transfer ratio: {contains}",
+    ]
+    assert notes["coverage-gain"] == notes["sweeps"] == []
 
 
 def test_empty_tables_still_make_a_page_that_says_what_to_run(spark, make_config, tmp_path, fill):

@@ -24,6 +24,8 @@ def test_steps_include_both_ends():
     assert steps(T0, T0, 6) == [T0]
     with pytest.raises(UserError, match="before --from"):
         steps(T0, T0 - hours(1), 6)
+    with pytest.raises(UserError, match=r"8,759,761 slices of 1 h.* is --to right\?"):
+        steps(T0, T0 + hours(8_759_760), 1)
 
 
 def test_a_plan_runs_slice_by_slice_in_the_order_of_the_series():

@@ -111,10 +111,20 @@ def test_histories_at_reads_from_the_last_checkpoint(tables, fill):
     assert {row.user_id for row in histories_at(tables, AS_OF - hours(1)).collect()} == set()
 
 
-@pytest.mark.parametrize("text", ["2026-01-03T06:00:00", "yesterday", "2026-01-03T06:00:00.5Z"])
-def test_as_of_without_a_zone_is_an_error(text):
-    with pytest.raises(UserError, match="2026-01-03T06:00:00Z"):
-        parse_as_of(text)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "2026-01-03T06:00:00",
+        "yesterday",
+        "2026-01-03T06:00:00.5Z",
+        "0001-01-01T00:00:00+05:00",
+        "9999-12-31T23:59:59-14:00",
+    ],
+)
+def test_as_of_that_is_no_time_with_a_zone_on_our_calendar_is_an_error(text):
+    with pytest.raises(UserError, match=r"^--from .* like 2026-01-03T06:00:00Z"):
+        parse_as_of(text, "--from")
 
 
 def test_slice_names_are_utc_and_come_back():
