@@ -68,7 +68,7 @@ def auc(y: npt.ArrayLike, p: npt.ArrayLike) -> float:
 
 
 def auc_influence(y: npt.ArrayLike, p: npt.ArrayLike) -> Float64:
-    """The influence of each row on the AUC, [n], summing to 0: with weights w on the rows it is AUC + sum(w * influence).
+    """The influence of each row on the AUC, [n], summing to 0: weights w on the rows make it AUC + sum(w * influence).
 
     To first order, that is, which makes the AUC a sum over rows that a bootstrap can draw: the share of the other
     class that a row is on the right side of, less the AUC, over the rows of its class (the structural components of
