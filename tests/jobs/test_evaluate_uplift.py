@@ -163,6 +163,12 @@ def test_a_fresh_state_knows_all_before_the_row_and_nothing_after(spark, fill, t
     fill("ranking_log", log[0], middle)
     fill("ranking_log", log[1], AS_OF)
     rows = spark.createDataFrame(asked, "user_id BIGINT, item_id BIGINT, event_time TIMESTAMP, as_of TIMESTAMP")
+    # What arrives after as_of changes nothing, even if it happened before the rows.
+    late = [
+        log_row(1, 40, first + minute, arrived_at=AS_OF + minute, clicked=True) for minute in (hours(0.1), hours(0.2))
+    ]
+    fill("ranking_log", late, AS_OF + hours(6))
+    fill("user_histories", [history(1, AS_OF + hours(6), clicks * 2, 90, 90)], AS_OF + hours(6))
     found = {
         (row.user_id, micros(row["at"].replace(tzinfo=AS_OF.tzinfo))): row
         for row in states_before(tables, rows, first, AS_OF).collect()

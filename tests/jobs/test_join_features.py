@@ -3,6 +3,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
@@ -10,7 +11,9 @@ from jobs import join_features
 from jobs.common.clock import micros, slice_of, ts
 from jobs.common.errors import RunFailed, UserError
 from jobs.common.live_snapshots import Period, live_periods, period_index
+from solaris_udf import served
 from solaris_udf.codec import decode, encode
+from solaris_udf.snapshot import Snapshot
 from tests.conftest import AS_OF, hours, log_row
 from tests.jobs.snapshots import Pair, User, snapshot_row, vector, write_snapshot
 
@@ -204,3 +207,30 @@ def test_vectors_logged_online_are_compared_to_the_bit(make_run, fill, tables, s
         (snapshots[1], "pair", 2),
         (snapshots[1], "none", 1),
     }
+
+
+def test_a_worker_opens_each_snapshot_once(root, monkeypatch):
+    paths = []
+    for as_of in (NOON, SIX):
+        name = write_snapshot(root, as_of, [Pair(1, 10, as_of, vector(1))], [User(1, as_of, vector(2))])
+        paths.append(str(root / "snapshots" / name))
+    opened, open_snapshot = [], Snapshot.open
+    monkeypatch.setattr(served.Snapshot, "open", lambda path, **how: opened.append(path) or open_snapshot(path, **how))
+    at = [micros(SIX + hours(1))] * 4
+
+    def batches(period):
+        for _ in range(20):
+            yield pa.RecordBatch.from_pydict(
+                {
+                    "user_id": [1, 1, 1, 2],
+                    "item_id": [10, 10, 11, 10],
+                    "event_time": pa.array(at, pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+                    "period": pa.array(period, pa.int32()),
+                }
+            )
+
+    # A task's rows come ordered by snapshot; two tasks of one worker share what is open.
+    for period in ([-1, 0, 0, 0], [0, 0, 1, 1], [1, 1, 1, 1]) * 2:
+        tiers = [batch["tier"].to_pylist() for batch in served.serve(batches(period), paths, vectors=True)]
+        assert tiers == [["none" if period[0] < 0 else "pair", "pair", "user_mean", "none"]] * 20
+    assert sorted(opened) == sorted(paths)
