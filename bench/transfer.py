@@ -4,8 +4,8 @@ Per world (standard, and hard, whose ground truth differs) of 3,000 users and 80
 world, foundation model, small model and metrics. The foundation model trains on six days. Every row shown later gets
 the embedding of its pair from the history at the start of its six-hour window, as embed_pairs would compute it. Small
 models train on the rows of the next 36 hours and are judged on those of the 24 hours after. `embeddings` keeps the
-pairs of a random half of the rows, about what a budget covers, and gives every row the user's mean vector of the windows
-of the 24 hours before; `every_pair` keeps all. The sweep coverage has pairs alone. Which pairs a budget covers,
+pairs of a random half of the rows, about what a budget covers, and gives every row the user's mean vector of the
+windows of the 24 hours before; `every_pair` keeps all. The sweep coverage has pairs alone. Which pairs a budget covers,
 neighbours, expiry and late rows are left to bench/uplift.py. --quick: 400 users; its figures say nothing.
 """
 
