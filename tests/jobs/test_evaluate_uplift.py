@@ -101,7 +101,7 @@ def test_vectors_that_know_the_click_win_and_the_controls_do_not(make_run, table
     partly, fully = overall("rll", sweep="coverage", setting="0.3"), overall("rll", sweep="coverage", setting="1")
     assert fully.value == overall("rll").value < partly.value < 0
     # All that was served are pairs an hour old: a shorter time to live leaves nothing, a longer one changes nothing.
-    assert abs(overall("rll", sweep="ttl", setting="0.5").value) < 1 < -overall("rll").value
+    assert abs(overall("rll", sweep="ttl", setting="0.5").value) < 3 < -overall("rll").value
     assert overall("rll", sweep="ttl", setting="2").value == overall("rll").value
     assert overall("rll", sweep="tier", setting="pair").value == overall("rll").value
     added = overall("rll_added", sweep="tier", setting="pair + user_mean")
