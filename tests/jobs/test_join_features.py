@@ -180,8 +180,8 @@ def test_the_period_of_a_time_is_the_last_that_began(spark):
 
 def test_vectors_logged_online_are_compared_to_the_bit(make_run, fill, tables, snapshots):
     at = SIX + hours(1)
-    pair = encode(SECOND[1, 10][None])[0].as_py()
-    other = encode(np.nextafter(SECOND[1, 10].astype(np.float16), np.float16(9))[None])[0].as_py()
+    stored = np.array([SECOND[1, 10]], dtype=np.float16)
+    pair, other = (encode(each)[0].as_py() for each in (stored, np.nextafter(stored, np.float16(9))))
     logged = {
         "right": (1, 10, pair),
         "off by one bit": (1, 10, other),
