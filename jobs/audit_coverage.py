@@ -1,9 +1,10 @@
 """Audits a window that has passed: which rows found an embedding, from which tier, and what the predicted pairs became.
 
 Replays the ranking log of [as_of - window.hours, as_of), as known at as_of, against the snapshot that was live at each
-row's time, through the reader that serves online. Writes coverage_audit (per surface, population, user segment and
-tier) and, for the predict_pairs slice whose window this was, precompute_ledger. Works from the Delta tables and the
-snapshots' files alone. A coverage below a configured limit fails the run after the audit is written.
+row's time, through the reader that serves online. Writes coverage_audit (per surface, population, segment and tier)
+and, for the predict_pairs slice whose window this was, precompute_ledger. Works from the Delta tables and the
+snapshots' files alone. A coverage below a configured limit or far below the trailing week's, or an outcome far below
+its forecast, fails the run after the audit is written.
 """
 
 from datetime import datetime, timedelta
@@ -17,7 +18,7 @@ from jobs.common.clock import slice_of, ts
 from jobs.common.config import Section
 from jobs.common.errors import RunFailed
 from jobs.common.live_snapshots import live_periods, served
-from jobs.common.log import histories_at, log_between
+from jobs.common.log import histories_at, items_at, log_between
 from jobs.common.main import main
 from jobs.common.runs import Report, Run
 
@@ -35,24 +36,50 @@ class Settings(Section):
         description="Least share of scored rows with any embedding, where a snapshot was live; below it the run fails",
     )
     min_pair_coverage: float = Field(0.0, ge=0, le=1, description="The same for rows answered by their own pair")
-    segments: bool = Field(True, description="Also count new, regular and hot users apart")
+    max_drop: float = Field(
+        1.0, ge=0, le=1, description="Most that the coverage may be below that of the week before, as a share of rows"
+    )
+    min_outcome: float = Field(
+        0.0, ge=0, description="Least covered rows as a multiple of those forecast for the predicted pairs"
+    )
+    segments: bool = Field(True, description="Also count new, regular and hot users apart, and new items")
     hot_rows_a_day: float = Field(300.0, gt=0, description="Scored rows a day, in the window, from which a user is hot")
+    new_item_hours: float = Field(24.0, gt=0, description="An item is new for so long after its creation")
 
 
-def with_segment(rows: DataFrame, known: DataFrame, hot_rows: float) -> DataFrame:
-    """Adds segment: user:new (not in known(user_id)), user:hot (at least hot_rows rows here), else user:regular."""
+# How far back a window's coverage is compared.
+WEEK = timedelta(days=7)
+
+
+def with_segments(rows: DataFrame, known: DataFrame, hot_rows: float, items: DataFrame, new_hours: float) -> DataFrame:
+    """Adds segments, an array of one user segment and one item segment.
+
+    user:new (not in known(user_id)), user:hot (at least hot_rows rows here), else user:regular. item:new (created less
+    than new_hours before the row, or after it), item:regular, item:unknown without a created_at in items.
+    """
     count = F.count(F.lit(1)).over(Window.partitionBy("user_id"))
     seen = known.select("user_id").withColumn("_seen", F.lit(True))
-    segment = (
+    user = (
         F.when(F.col("_seen").isNull(), "user:new").when(count >= F.lit(hot_rows), "user:hot").otherwise("user:regular")
     )
-    return rows.join(seen, "user_id", "left").withColumn("segment", segment).drop("_seen")
+    age = F.unix_micros("event_time") - F.unix_micros("created_at")
+    item = (
+        F.when(age.isNull(), "item:unknown")
+        .when(age < F.lit(round(new_hours * 3_600_000_000)), "item:new")
+        .otherwise("item:regular")
+    )
+    return (
+        rows.join(seen, "user_id", "left")
+        .join(items.select("item_id", "created_at"), "item_id", "left")
+        .withColumn("segments", F.array(user, item))
+        .drop("_seen", "created_at")
+    )
 
 
 def audit(answered: DataFrame, start: datetime, end: datetime) -> DataFrame:
-    """Counts answered rows (snapshot_id, surface, shown, segment, tier, age_seconds) per group and tier.
+    """Counts answered rows (snapshot_id, surface, shown, segments, tier, age_seconds) per group and tier.
 
-    Each row counts for its surface and for all, as scored and, if shown, as shown, for its segment and for all; shares
+    Each row counts for its surface and for all, as scored and, if shown, as shown, for its segments and for all; shares
     are of the group's rows, so they add up to 1.
     """
 
@@ -69,9 +96,9 @@ def audit(answered: DataFrame, start: datetime, end: datetime) -> DataFrame:
                 "population",
             ),
         )
-        .select("*", each(F.array_distinct(F.array("segment", F.lit("all"))), "_segment"))
-        .drop("surface", "segment")
-        .withColumnsRenamed({"_surface": "surface", "_segment": "segment"})
+        .select("*", each(F.concat("segments", F.array(F.lit("all"))), "segment"))
+        .drop("surface", "segments")
+        .withColumnRenamed("_surface", "surface")
     )
     age = F.when(F.col("tier") != "none", F.col("age_seconds"))
     counted = rows.groupBy(*GROUP, "tier").agg(
@@ -139,27 +166,34 @@ def run(run: Run, settings: Settings) -> Report:
     rows = (
         log_between(run.tables, start, run.as_of, run.as_of)
         .select("user_id", "item_id", "event_time", "surface", "shown")
-        .withColumn("segment", F.lit("all"))
+        .withColumn("segments", F.array().cast("array<string>"))
     )
     if settings.segments:
-        rows = with_segment(rows, histories_at(run.tables, start), settings.hot_rows_a_day * hours / 24)
+        hot = settings.hot_rows_a_day * hours / 24
+        items = items_at(run.tables, run.as_of)
+        rows = with_segments(rows, histories_at(run.tables, start), hot, items, settings.new_item_hours)
     periods = live_periods(run.tables, start, run.as_of, run.as_of)
     answered = served(rows, periods, run.config, vectors=False).persist()
     try:
         written = run.write(audit(answered, start, run.as_of), "coverage_audit")
-        _write_ledger(run, answered, start)
+        outcome = _write_ledger(run, answered, start)
         totals = _totals(run)
     finally:
         answered.unpersist()
-    metrics = _metrics(totals)
-    _check(run, settings, totals)
+    metrics, week = _metrics(totals), _coverage_of_week(run)
+    if outcome is not None:
+        metrics["outcome_to_forecast"] = outcome
+    if week is not None and totals:
+        metrics["coverage_week"] = week
+    _check(run, settings, totals, week, outcome)
     return Report(rows_in=sum(row["rows"] for row in totals), rows_out=written, metrics=metrics)
 
 
-def _write_ledger(run: Run, scored: DataFrame, predicted_at: datetime) -> None:
+def _write_ledger(run: Run, scored: DataFrame, predicted_at: datetime) -> float | None:
+    """Writes the ledger row; returns covered rows / those forecast, None without a forecast."""
     candidates = run.tables.read_slice("candidate_pairs", predicted_at)
     if not run.tables.exists("precompute_ledger") and candidates.isEmpty():
-        return
+        return None
     seconds = (
         run.tables.read("job_runs")
         .where("job = 'embed_pairs' AND status = 'succeeded'")
@@ -169,6 +203,20 @@ def _write_ledger(run: Run, scored: DataFrame, predicted_at: datetime) -> None:
     embedded = run.tables.read_slice("pair_embeddings", predicted_at)
     ledger = reconcile(candidates, embedded, scored, predicted_at).crossJoin(F.broadcast(seconds))
     run.write(ledger, "precompute_ledger")
+    written = run.tables.read_slice("precompute_ledger", run.as_of).first()
+    return written["covered_rows"] / written["expected_rows"] if written and written["expected_rows"] > 0 else None
+
+
+def _coverage_of_week(run: Run) -> float | None:
+    """Coverage of the scored rows that had a live snapshot, over the windows of the week before; None without any."""
+    found = (
+        run.tables.read("coverage_audit")
+        .where((F.col("slice") > slice_of(run.as_of - WEEK)) & (F.col("slice") < run.slice))
+        .where("surface = 'all' AND segment = 'all' AND population = 'scored' AND snapshot_id != 'none'")
+        .agg(F.sum("rows").alias("rows"), F.sum(F.when(F.col("tier") != "none", F.col("rows"))).alias("covered"))
+        .first()
+    )
+    return (found["covered"] or 0) / found["rows"] if found and found["rows"] else None
 
 
 def _totals(run: Run) -> list[dict[str, Any]]:
@@ -193,21 +241,33 @@ def _metrics(totals: list[dict[str, Any]]) -> dict[str, float]:
     return {"rows": sum(row["rows"] for row in totals), "coverage": _share(totals, *tiers), **shares} if totals else {}
 
 
-def _check(run: Run, settings: Settings, totals: list[dict[str, Any]]) -> None:
+def _check(
+    run: Run, settings: Settings, totals: list[dict[str, Any]], week: float | None, outcome: float | None
+) -> None:
     """Judges only rows that a live snapshot could have answered, so that a first window passes."""
     judged = [row for row in totals if row["snapshot_id"] != "none"]
     if sum(row["rows"] for row in judged) < run.config.quality.min_rows_for_rate:
         return
-    every = sorted({row["tier"] for row in judged} - {"none"})
-    found = {"min_coverage": _share(judged, *every), "min_pair_coverage": _share(judged, "pair")}
+    coverage = _share(judged, *sorted({row["tier"] for row in judged} - {"none"}))
+    found = {"min_coverage": coverage, "min_pair_coverage": _share(judged, "pair")}
     faults = [
-        f"{share:.4f} is below audit_coverage.{name} = {getattr(settings, name)}"
+        f"coverage of scored rows {share:.4f} is below audit_coverage.{name} = {getattr(settings, name)}"
         for name, share in found.items()
         if share < getattr(settings, name)
     ]
+    if week is not None and week - coverage > settings.max_drop:
+        faults.append(
+            f"coverage of scored rows {coverage:.4f} is {week - coverage:.4f} below that of the week before, more than "
+            f"audit_coverage.max_drop = {settings.max_drop}"
+        )
+    if outcome is not None and outcome < settings.min_outcome:
+        faults.append(
+            f"covered rows are {outcome:.3f} times those forecast, less than audit_coverage.min_outcome = "
+            f"{settings.min_outcome}"
+        )
     if faults:
         raise RunFailed(
-            f"audit_coverage {run.slice}: coverage of scored rows {' and '.join(faults)}; the audit is "
+            f"audit_coverage {run.slice}: {'; '.join(faults)}; the audit is "
             f"written, see coverage_audit where slice = '{run.slice}'"
         )
 

@@ -3,9 +3,10 @@
 Reads training_rows that were shown with event_time in [as_of - train_hours - eval_hours, as_of): the last eval_hours
 evaluate, the rows before train. Trains one small model per feature set and seed on identical rows (base, soft-label
 distillation, embeddings, both, and controls), asks the foundation model for its own prediction with the history at each
-slice's start (the ceiling), takes the simulated world's true probabilities where there are any, and writes log loss,
-NE, RLL, AUC, calibration and transfer ratio with intervals to vm_evaluations. Rows are a sample by hash of at most
-about max_rows, which is what the driver holds in memory.
+slice's start and up to the row itself (the ceilings), takes the simulated world's true probabilities where there are
+any, and writes log loss, NE, RLL, AUC, calibration and transfer ratio with intervals to vm_evaluations. Sweeps vary
+what was served: see jobs/common/vm_sweeps.py. Rows are a sample by hash of at most about max_rows, which is what the
+driver holds in memory.
 """
 
 import sys
@@ -29,8 +30,10 @@ from jobs.common.vm_rows import Collected
 if TYPE_CHECKING:
     from solaris_udf.vertical_rows import Rows
 
-SETS = ("base", "distillation", "embeddings", "both", "shuffled", "flags_only", "pair_only", "user_only")
-NEEDS_FM = ("distillation", "both")
+SETS = ("base", "distillation", "embeddings", "both", "shuffled", "flags_only", "user_only", "pair_only")
+# Every row with its own pair's embedding, as an unlimited budget would have it.
+EVERY_PAIR = "every_pair"
+NEEDS_FM = ("distillation", "both", EVERY_PAIR)
 
 
 class Settings(Section):
@@ -40,8 +43,17 @@ class Settings(Section):
     train_hours: float = Field(24.0, gt=0, description="Hours of rows that train, just before those that evaluate")
     eval_hours: float = Field(12.0, gt=0, description="Hours of rows that evaluate, up to as_of")
     seeds: int = Field(5, ge=1, description="Models trained of each kind, with seeds 0, 1, ...")
-    feature_sets: tuple[str, ...] = Field(SETS[:6], description=f"Of {', '.join(SETS)}; base is always there")
-    coverage_sweep: tuple[float, ...] = Field((0.2, 0.5, 1.0), description="Shares of rows that keep what was served")
+    feature_sets: tuple[str, ...] = Field(
+        (*SETS[:7], EVERY_PAIR), description=f"Of {', '.join((*SETS, EVERY_PAIR))}; base is always there"
+    )
+    coverage_sweep: tuple[float, ...] = Field(
+        (0.2, 0.5, 1.0),
+        description="Shares of rows that keep their vectors: each row's own pair's, or without the foundation model's "
+        "folder what was served",
+    )
+    tier_sweep: bool = Field(False, description="Measure what each tier adds to those before it")
+    ttl_sweep: tuple[float, ...] = Field((), description="Hours after which a pair counts as not served")
+    codec_sweep: bool = Field(False, description="Measure with vectors stored as int8 too")
     max_rows: int = Field(200_000, ge=1, description="About how many rows at most are sampled and held on the driver")
     min_rows: int = Field(200, ge=2, description="Fewer rows than this to train or to evaluate on are an error")
     epochs: int = Field(4, ge=1, description="Most epochs; the one that is best on the latest training rows is kept")
@@ -51,9 +63,10 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _known(self) -> "Settings":
-        unknown = [name for name in self.feature_sets if name not in SETS]
+        known = (*SETS, EVERY_PAIR)
+        unknown = [name for name in self.feature_sets if name not in known]
         if unknown:
-            raise ValueError(f"unknown feature sets {unknown}; known: {', '.join(SETS)}")
+            raise ValueError(f"unknown feature sets {unknown}; known: {', '.join(known)}")
         if any(not 0 < share <= 1 for share in self.coverage_sweep):
             raise ValueError(f"a share of coverage_sweep is not in (0, 1]: {list(self.coverage_sweep)}")
         return self
@@ -79,8 +92,10 @@ def split_rows(found: Collected, span: Span, split: datetime, least: int) -> tup
 
 
 def run(run: Run, settings: Settings) -> Report:
-    """Trains, evaluates, and writes this slice's figures of the sweeps main and coverage."""
+    """Trains, evaluates, and writes this slice's figures."""
     from jobs.common.item_table import write_item_table
+    from jobs.common.vm_sweeps import sweep_figures, sweep_variants
+    from solaris_udf.uplift import BASE
 
     split = run.as_of - timedelta(hours=settings.eval_hours)
     span = choose_span(run, split - timedelta(hours=settings.train_hours))
@@ -95,25 +110,28 @@ def run(run: Run, settings: Settings) -> Report:
     train_part, eval_part = split_rows(found, span, split, settings.min_rows)
     sets = [name for name in ("base", *settings.feature_sets) if span.folder is not None or name not in NEEDS_FM]
     sets = list(dict.fromkeys(sets))
-    sweep = [share for share in settings.coverage_sweep if share < 1]
-    with _progress(settings.seeds * (len(sets) + len(sweep))) as advance:
-        predictions = {
-            ("vm", name): _predict(name, train_part.rows, eval_part.rows, settings, advance) for name in sets
-        }
-        by_share = {
-            share: _predict("embeddings", *_masked(train_part.rows, eval_part.rows, share), settings, advance)
-            for share in sweep
-        }
-    rows = _main_rows(predictions, eval_part, settings, span) + _sweep_rows(by_share, predictions, eval_part, settings)
+    variants = sweep_variants(settings, run.config.serving.tiers, every_pair=span.folder is not None)
+    with _progress(settings.seeds * (len(sets) + len(variants))) as advance:
+        served = train_part.rows, eval_part.rows
+        full = (train_part.every_pair(), eval_part.every_pair()) if span.folder is not None else served
+        predictions = {("vm", name): _predict(name, *served, settings, advance) for name in sets if name != EVERY_PAIR}
+        if EVERY_PAIR in sets:
+            predictions["vm", EVERY_PAIR] = _predict("embeddings", *full, settings, advance)
+        varied = []
+        for variant in variants:
+            train_rows, eval_rows = full if variant.every_pair else served
+            made = variant.make(train_rows, 0), variant.make(eval_rows, 1)
+            varied.append((variant, _predict("embeddings", *made, settings, advance)))
+    rows = _main_rows(predictions, eval_part, settings, span)
+    rows += sweep_figures(varied, predictions[BASE], eval_part, list(range(settings.seeds)), settings.replicates)
     written = write_figures(run, rows, len(eval_part.rows))
-    served = float((eval_part.rows.has_pair | eval_part.rows.has_user).mean())
     return Report(
         rows_in=len(train_part.rows) + len(eval_part.rows),
         rows_out=written,
         metrics={
             "train_rows": len(train_part.rows),
             "eval_rows": len(eval_part.rows),
-            "served": served,
+            "served": float((eval_part.rows.has_pair | eval_part.rows.has_user).mean()),
             **_headline(rows),
         },
     )
@@ -133,57 +151,28 @@ def _predict(name: str, train_rows: "Rows", eval_rows: "Rows", settings: Setting
     return np.stack(found)
 
 
-def _masked(train_rows: "Rows", eval_rows: "Rows", share: float) -> tuple["Rows", "Rows"]:
-    """Only a random share of the rows keeps what was served; of a smaller share, some of the same rows."""
-    import numpy as np
-
-    keep_train = np.random.default_rng(0).random(len(train_rows)) < share
-    keep_eval = np.random.default_rng(1).random(len(eval_rows)) < share
-    return train_rows.masked(keep_train), eval_rows.masked(keep_eval)
-
-
 def _main_rows(
     predictions: dict[tuple[str, str], Any], part: Collected, settings: Settings, span: Span
 ) -> list[Stated]:
     import numpy as np
 
-    from solaris_udf.uplift import FM, Figure, figures
+    from solaris_udf.uplift import FM, FRESH, Figure, figures
 
     every = dict(predictions)
     notes: list[Figure] = []
-    soft = part.rows.soft.astype(np.float64)
-    if span.folder is None:
-        missing = f"model {span.model_version} is not below models/foundation"
-        notes.append(Figure(*FM, -1, "log_loss", None, note=missing))
-    elif np.isnan(soft).any():
-        notes.append(Figure(*FM, -1, "log_loss", None, note=f"the model refused {int(np.isnan(soft).sum())} rows"))
-    else:
-        every[FM] = soft[None]
+    for key, said in ((FM, part.rows.soft.astype(np.float64)), (FRESH, part.fresh)):
+        refused = int(np.isnan(said).sum())
+        if span.folder is None:
+            missing = f"model {span.model_version} is not below models/foundation"
+            notes.append(Figure(*key, -1, "log_loss", None, note=missing))
+        elif refused:
+            notes.append(Figure(*key, -1, "log_loss", None, note=f"the model refused {refused} rows"))
+        else:
+            every[key] = said[None]
     if np.isfinite(part.truth).all():
         every["truth", ""] = part.truth[None]
     found = figures(part.rows.label, part.user, every, list(range(settings.seeds)), settings.replicates)
     return [("main", "", figure) for figure in [*found, *notes]]
-
-
-def _sweep_rows(
-    by_share: dict[float, Any], predictions: dict[tuple[str, str], Any], part: Collected, settings: Settings
-) -> list[Stated]:
-    """The coverage sweep; with all rows it is the main evaluation's model."""
-    from solaris_udf.uplift import BASE, figures
-
-    rows = []
-    shares = dict(by_share)
-    if 1.0 in settings.coverage_sweep and ("vm", "embeddings") in predictions:
-        shares[1.0] = predictions["vm", "embeddings"]
-    for share, found in sorted(shares.items()):
-        both = {BASE: predictions[BASE], ("vm", "embeddings"): found}
-        stated = figures(part.rows.label, part.user, both, list(range(settings.seeds)), settings.replicates)
-        rows += [
-            ("coverage", f"{share:g}", figure)
-            for figure in stated
-            if figure.feature_set == "embeddings" and figure.metric != "transfer_ratio"
-        ]
-    return rows
 
 
 def _headline(rows: list[Stated]) -> dict[str, float]:

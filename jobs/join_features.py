@@ -2,16 +2,20 @@
 
 Reads ranking_log rows with event_time in [as_of - window.hours, as_of) as known at as_of, label_events that had arrived
 by then, `snapshots` and the snapshots' files through the same reader that serves online. Writes training_rows: per row
-the vector, tier, age and flags that a lookup at its time would have returned, never a later one.
+the vector, tier, age and flags that a lookup at its time would have returned, never a later one. Where the log holds
+the vectors that the online model read, they are compared with those, and the rate of mismatches is reported: training
+on what was not served teaches a model another world.
 """
 
 from datetime import timedelta
 
+from pydantic import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from jobs.common.clock import slice_of, ts
 from jobs.common.config import Section
+from jobs.common.errors import RunFailed
 from jobs.common.live_snapshots import live_periods, served
 from jobs.common.log import log_between
 from jobs.common.main import main
@@ -24,6 +28,12 @@ class Settings(Section):
     """The [join_features] section."""
 
     section = "join_features"
+    max_mismatch_rate: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Rows with another vector than the one logged online / rows with one, past which the run fails",
+    )
 
 
 def late_labels(events: DataFrame) -> DataFrame:
@@ -44,10 +54,23 @@ def with_late_labels(rows: DataFrame, events: DataFrame) -> DataFrame:
     return rows.join(late_labels(events), ["request_id", "item_id"], "left").withColumn("labels", merged).drop("late")
 
 
+def consistency(rows: DataFrame, logged: DataFrame) -> DataFrame:
+    """One row: logged, how many training rows have a logged vector, and mismatched, how many have another one.
+
+    rows: request_id, item_id, embedding (null for none). logged: request_id, item_id, served_embedding (empty for
+    none). To the bit: both are float16 of one stored vector.
+    """
+    differs = F.coalesce("embedding", F.lit(b"")) != F.col("served_embedding")
+    return rows.join(logged, ["request_id", "item_id"]).agg(
+        F.count(F.lit(1)).alias("logged"), F.count_if(differs).alias("mismatched")
+    )
+
+
 def run(run: Run, settings: Settings) -> Report:
     """Writes the training rows of the window that ends at as_of."""
     start = run.as_of - timedelta(hours=run.config.window.hours)
-    rows = log_between(run.tables, start, run.as_of, run.as_of).select(*LOG_COLUMNS)
+    log = log_between(run.tables, start, run.as_of, run.as_of)
+    rows = log.select(*LOG_COLUMNS)
     if run.tables.exists("label_events"):
         events = run.tables.read("label_events").where(
             (F.col("slice") > slice_of(start)) & (F.col("slice") <= run.slice) & (F.col("arrived_at") <= ts(run.as_of))
@@ -55,7 +78,19 @@ def run(run: Run, settings: Settings) -> Report:
         rows = with_late_labels(rows, events)
     periods = live_periods(run.tables, start, run.as_of, run.as_of)
     written = run.write(served(rows, periods, run.config, vectors=True), "training_rows")
-    return Report(rows_in=written, rows_out=written, metrics={"snapshots": len(periods)})
+    metrics = {"snapshots": float(len(periods))}
+    logged = log.where(F.col("served_embedding").isNotNull()).select("request_id", "item_id", "served_embedding")
+    found = consistency(run.tables.read_slice("training_rows", run.as_of), logged).first()
+    if found and found["logged"]:
+        rate = found["mismatched"] / found["logged"]
+        metrics |= {"logged_vectors": found["logged"], "mismatch_rate": rate}
+        if rate > settings.max_mismatch_rate:
+            raise RunFailed(
+                f"join_features {run.slice}: {found['mismatched']} of {found['logged']} rows have another vector than "
+                f"the one logged online, {rate:.4f}, above join_features.max_mismatch_rate = "
+                f"{settings.max_mismatch_rate}; the rows are written, docs/evaluation.md has a query that shows them"
+            )
+    return Report(rows_in=written, rows_out=written, metrics=metrics)
 
 
 if __name__ == "__main__":

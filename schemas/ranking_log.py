@@ -24,6 +24,12 @@ RANKING_LOG = Table(
             "Further labels known with the row (rating, watch ratio, ...)",
             nullable=True,
         ),
+        Column(
+            "served_embedding",
+            "BINARY",
+            "The pair's vector as the online model read it, float16; empty if it got none, null if this was not logged",
+            nullable=True,
+        ),
     ),
     checks={
         "event_before_slice": "event_time < as_of",

@@ -67,6 +67,25 @@ def auc(y: npt.ArrayLike, p: npt.ArrayLike) -> float:
     return (rank_sum - positives * (positives + 1) / 2.0) / (positives * negatives)
 
 
+def auc_influence(y: npt.ArrayLike, p: npt.ArrayLike) -> Float64:
+    """The influence of each row on the AUC, [n], summing to 0: weights w on the rows make it AUC + sum(w * influence).
+
+    To first order, that is, which makes the AUC a sum over rows that a bootstrap can draw: the share of the other
+    class that a row is on the right side of, less the AUC, over the rows of its class (the structural components of
+    DeLong et al., 1988). All NaN for one class.
+    """
+    label, probability = _checked(y, p)
+    positive = label == 1
+    sizes = np.array([len(label) - positive.sum(), positive.sum()], dtype=np.float64)
+    if not sizes.all():
+        return np.full(len(label), np.nan)
+    _, place = np.unique(probability, return_inverse=True)
+    counts = np.stack([np.bincount(place[chosen], minlength=place.max() + 1) for chosen in (~positive, positive)])
+    below = np.cumsum(counts, axis=1) - counts / 2.0  # of each class, ties half
+    right = np.where(positive, below[0, place] / sizes[0], 1 - below[1, place] / sizes[1])
+    return np.asarray((right - right[positive].mean()) / sizes[positive.astype(int)])
+
+
 def calibration(y: npt.ArrayLike, p: npt.ArrayLike) -> float:
     """Sum of predictions / sum of labels; 1 is calibrated. NaN without positives."""
     label, probability = _checked(y, p)

@@ -7,10 +7,24 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from solaris_udf.metrics import Float64, Resampled, auc, by_user, calibration, entropy, interval, losses, resample
+from solaris_udf.metrics import (
+    Float64,
+    Resampled,
+    auc,
+    auc_influence,
+    by_user,
+    calibration,
+    entropy,
+    interval,
+    losses,
+    resample,
+)
 
 Predictions = Mapping[tuple[str, str], Float64]
-BASE, FM = ("vm", "base"), ("fm", "slice_start")
+BASE, FM, FRESH = ("vm", "base"), ("fm", "slice_start"), ("fm", "fresh")
+# A transfer ratio's ceiling: the foundation model with the inputs of the slice's start, which is what an embedding had,
+# or with those of the very moment.
+RATIOS = {"transfer_ratio": FM, "transfer_ratio_fresh": FRESH}
 ALL_SEEDS = -1
 
 
@@ -38,8 +52,8 @@ def figures(
     """Log loss, NE, RLL, AUC, calibration and transfer ratio of each (model, feature set), per seed and over all.
 
     label [n] in {0, 1}; user [n] numbers from 0; predictions: (model, feature set) -> [seeds, n], or [1, n] for what
-    has no seed; they must hold BASE. Intervals are 95%, by a paired bootstrap over users and seeds. AUC has none: it is
-    not a sum over users.
+    has no seed; they must hold BASE. Intervals are 95%, by a paired bootstrap over users and seeds; that of the AUC is
+    of its first-order expansion, which is a sum over users (see auc_influence).
     """
     y = np.asarray(label, dtype=np.float64)
     users = int(user.max()) + 1
@@ -48,12 +62,15 @@ def figures(
     for key, values in predictions.items():
         sums[_name("loss", key)] = by_user(row_losses[key], user, users)
         sums[_name("predicted", key)] = by_user(values, user, users)
+        # Each user's part of the AUC: they sum to it, and their draws to that of drawn users.
+        area = np.array([auc(y, p) for p in values])[:, None]
+        sums[_name("auc", key)] = area / users + by_user(np.stack([auc_influence(y, p) for p in values]), user, users)
     drawn = _Drawn(resample(sums, replicates, seed=len(seeds)))
     found: list[Figure] = []
     base_loss = row_losses[BASE].mean(axis=1)
     for key, values in predictions.items():
         found += _per_seed(key, y, values, row_losses[key].mean(axis=1), base_loss, seeds)
-        found += drawn.overall(key, float(np.mean([auc(y, p) for p in values])))
+        found += drawn.overall(key)
     return found + list(drawn.transfer_ratios(predictions))
 
 
@@ -82,7 +99,7 @@ class _Drawn:
     def __init__(self, sums: Resampled) -> None:
         self._sides = [{name: np.asarray(value) for name, value in sums.point.items()}, dict(sums.draws)]
 
-    def overall(self, key: tuple[str, str], auc_mean: float) -> Iterator[Figure]:
+    def overall(self, key: tuple[str, str]) -> Iterator[Figure]:
         yield self._figure(key, "log_loss", [self._loss(side, key) for side in self._sides])
         yield self._figure(key, "ne", [self._ne(side, key) for side in self._sides])
         if key != BASE:
@@ -92,34 +109,31 @@ class _Drawn:
         yield self._figure(
             key, "calibration", [_ratio(side[_name("predicted", key)], side["positives"]) for side in self._sides]
         )
-        yield Figure(*key, ALL_SEEDS, "auc", _finite(auc_mean))
+        yield self._figure(key, "auc", [side[_name("auc", key)] for side in self._sides])
 
     def transfer_ratios(self, predictions: Predictions) -> Iterator[Figure]:
-        """A ratio whose denominator may be 0 is explained and not stated."""
+        """The part of each ceiling's advantage that each feature set carries over.
+
+        A ratio whose denominator may be 0 is explained and not stated.
+        """
         sets = [key for key in predictions if key[0] == "vm" and key != BASE]
-        if FM not in predictions:
+        ceilings = {name: fm for name, fm in RATIOS.items() if fm in predictions}
+        if not ceilings:
             for key in sets:
                 yield Figure(*key, ALL_SEEDS, "transfer_ratio", None, note="no foundation model to compare with")
-            return
-        gap = [self._ne(side, BASE) - self._ne(side, FM) for side in self._sides]
-        low, high = interval(gap[1])
-        if not low > 0:
-            note = (
-                f"the foundation model's advantage over the base in NE is {float(gap[0]):.4f} "
-                f"[{low:.4f}, {high:.4f}], not surely above 0, so there is nothing to take a part of"
-            )
+        for metric, fm in ceilings.items():
+            gap = [self._ne(side, BASE) - self._ne(side, fm) for side in self._sides]
+            low, high = interval(gap[1])
             for key in sets:
-                yield Figure(*key, ALL_SEEDS, "transfer_ratio", None, note=note)
-            return
-        for key in sets:
-            yield self._figure(
-                key,
-                "transfer_ratio",
-                [
-                    (self._ne(side, BASE) - self._ne(side, key)) / part
-                    for side, part in zip(self._sides, gap, strict=True)
-                ],
-            )
+                if low > 0:
+                    gains = [self._ne(side, BASE) - self._ne(side, key) for side in self._sides]
+                    yield self._figure(key, metric, [gain / part for gain, part in zip(gains, gap, strict=True)])
+                else:
+                    note = (
+                        f"the foundation model's advantage over the base in NE is {float(gap[0]):.4f} "
+                        f"[{low:.4f}, {high:.4f}], not surely above 0, so there is nothing to take a part of"
+                    )
+                    yield Figure(*key, ALL_SEEDS, metric, None, note=note)
 
     def _loss(self, side: Mapping[str, Float64], key: tuple[str, str]) -> Float64:
         return side[_name("loss", key)] / side["rows"]

@@ -7,9 +7,10 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
+from solaris_udf.codec import decode, encode
 from solaris_udf.foundation.items import ItemTable
 from solaris_udf.snapshot.lookup import Lookup
-from solaris_udf.tiers import PAIR_TIERS, TIER_NAMES
+from solaris_udf.tiers import PAIR, PAIR_TIERS, TIER_NAMES
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -21,6 +22,8 @@ HOUR_MICROS = 3_600_000_000
 # The order of Rows.ids. The model drops out the first and crosses the second with the user-level vector.
 ID_FIELDS = ("user_id", "item_id", "category_id", "advertiser_id", "surface", "hour")
 NO_ID = np.iinfo(np.int64).min
+AGE_SCALE = 12  # about log1p(two days in seconds)
+_SLOT = len(TIER_NAMES) + 2  # flags of one slot: the tier one-hot, age, similarity
 
 
 @dataclass(frozen=True)
@@ -57,14 +60,65 @@ class Rows:
 
     def masked(self, keep: Bool) -> "Rows":
         """As if the snapshot had served nothing to the rows that are not kept."""
+        return self.without(~keep, ~keep)
+
+    @property
+    def tier(self) -> Codes:
+        """Which tier answered each row, as a code of solaris_udf.tiers. uint8 [n]."""
+        return self._of_flags(0)[0]
+
+    @property
+    def age_seconds(self) -> Ages:
+        """Age of what answered, -1 for nothing. int32 [n]."""
+        return self._of_flags(0)[1]
+
+    @property
+    def user_tier(self) -> Codes:
+        """Which tier answered the user-level slot. uint8 [n]."""
+        return self._of_flags(1)[0]
+
+    def _of_flags(self, slot: int) -> tuple[Codes, Ages]:
+        part = self.flags[:, slot * _SLOT : (slot + 1) * _SLOT]
+        code = part[:, : len(TIER_NAMES)].argmax(axis=1).astype(np.uint8)
+        age = np.rint(np.expm1(part[:, len(TIER_NAMES)].astype(np.float64) * AGE_SCALE)).astype(np.int32)
+        return code, np.where(code > 0, age, -1).astype(np.int32)
+
+    def without(self, pair: Bool, user: Bool) -> "Rows":
+        """As if nothing had been served to these rows: in the pair's slot [n], in the user-level slot [n]."""
+        nothing = nothing_served(len(self))
+        gone = np.concatenate([np.repeat(pair[:, None], _SLOT, 1), np.repeat(user[:, None], _SLOT, 1)], axis=1)
         return replace(
             self,
-            flags=np.where(keep[:, None], self.flags, nothing_served(len(self))),
-            pair=np.where(keep[:, None], self.pair, np.float32(0)),
-            has_pair=self.has_pair & keep,
-            user=np.where(keep[:, None], self.user, np.float32(0)),
-            has_user=self.has_user & keep,
+            flags=np.where(gone, nothing, self.flags),
+            pair=np.where(pair[:, None], np.float32(0), self.pair),
+            has_pair=self.has_pair & ~pair,
+            user=np.where(user[:, None], np.float32(0), self.user),
+            has_user=self.has_user & ~user,
         )
+
+    def only_tiers(self, tiers: Sequence[int]) -> "Rows":
+        """As if the other tiers, by their codes, did not exist."""
+        return self.without(~np.isin(self.tier, tiers), ~np.isin(self.user_tier, tiers))
+
+    def no_pair_older_than(self, hours: float) -> "Rows":
+        """As if pairs had been served for so long only: what is older has nothing in the pair's slot."""
+        return self.without(
+            np.isin(self.tier, PAIR_TIERS) & (self.age_seconds >= hours * 3600), np.zeros(len(self), bool)
+        )
+
+    def stored_as(self, codec: str) -> "Rows":
+        """The vectors as they come back from a codec of solaris_udf.codec."""
+        pair, user = (decode(encode(vectors, codec), codec) for vectors in (self.pair, self.user))
+        return replace(self, pair=pair, user=user)
+
+    def with_pairs(self, vectors: Float32, age_seconds: Ages) -> "Rows":
+        """As if each row's own pair [n, d] had been served at that age; where that is NaN, a row keeps what it got."""
+        has: Bool = np.asarray(np.isfinite(vectors).all(axis=1))
+        code = np.where(has, PAIR, self.tier).astype(np.uint8)
+        own = _slot_flags(code, age_seconds, np.ones(len(self), np.float32))
+        flags = self.flags.copy()
+        flags[:, :_SLOT] = np.where(has[:, None], own, flags[:, :_SLOT])
+        return replace(self, flags=flags, pair=np.where(has[:, None], vectors, self.pair), has_pair=self.has_pair | has)
 
     def buckets(self, sizes: Sequence[int]) -> Int64:
         """ids hashed to 1..size-1, one size a field; 0 where unknown. int64 [n, fields]."""
@@ -171,12 +225,20 @@ def flags_of(
     user_similarity: Float32,
 ) -> Float32:
     """Where the vectors came from and how old they are, float32 [n, 2 * (tiers + 2)]."""
-    parts = []
-    for code, age, near in ((tier, age_seconds, similarity), (user_tier, user_age_seconds, user_similarity)):
-        parts.append(np.eye(len(TIER_NAMES), dtype=np.float32)[code])
-        parts.append(np.log1p(np.maximum(age, 0)).astype(np.float32)[:, None] / np.float32(12))
-        parts.append(near.astype(np.float32)[:, None])
-    return np.concatenate(parts, axis=1)
+    return np.concatenate(
+        [
+            _slot_flags(tier, age_seconds, similarity),
+            _slot_flags(user_tier, user_age_seconds, user_similarity),
+        ],
+        axis=1,
+    )
+
+
+def _slot_flags(tier: Codes, age_seconds: Ages, similarity: Float32) -> Float32:
+    age = np.log1p(np.maximum(age_seconds, 0)).astype(np.float32)[:, None] / np.float32(AGE_SCALE)
+    return np.concatenate(
+        [np.eye(len(TIER_NAMES), dtype=np.float32)[tier], age, similarity.astype(np.float32)[:, None]], axis=1
+    )
 
 
 def nothing_served(count: int) -> Float32:

@@ -118,6 +118,9 @@ class LogColumns(Part):
     request_id: str = Field("", description="Empty: a user's rows of one time are one request")
     surface: str = Field("", description="Empty: 'unknown'")
     position: str = Field("", description="Rank in the request from 0; empty: unknown")
+    served_embedding: str = Field(
+        "", description="The vector that the online model read, BINARY of float16, empty for none; empty: not logged"
+    )
 
 
 class LogPart(Source):

@@ -9,6 +9,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     BooleanType,
     DataType,
     DateType,
@@ -145,6 +146,13 @@ def numbers(source: Column, kind: DataType, name: str) -> Value:
     fine = ~F.exists(value, lambda element: element.isNull() | F.isnan(element) | (F.abs(element) == float("inf")))
     value = F.when(fine, value)
     return Value(value, F.when(value.isNull(), F.lit(f"{name} holds something that is not a finite number")))
+
+
+def vector(source: Column, kind: DataType, name: str) -> Value:
+    """BINARY of float16 numbers. Raises UserError for another type."""
+    if not isinstance(kind, BinaryType):
+        raise UserError(f"{name} is {kind.simpleString()}, must be binary; use unbase64(...) or unhex(...) on text")
+    return Value(source, F.when(F.length(source) % 2 != 0, F.lit(f"{name} has an odd number of bytes")))
 
 
 def text(source: Column, kind: DataType, name: str) -> Value:

@@ -63,6 +63,11 @@ def log_rows(source: DataFrame, dataset: Dataset, name: str) -> DataFrame:
         values["position"] = Value(position.value, negative)
     else:
         values["position"] = _fixed(F.lit(None).cast("int"))
+    if "served_embedding" in given:
+        vector, kind = F.col("served_embedding"), dtype(rows, "served_embedding")
+        values["served_embedding"] = fields.vector(vector, kind, "served_embedding")
+    else:
+        values["served_embedding"] = _fixed(F.lit(None).cast("binary"))
     surface = F.coalesce(F.col("surface").cast("string"), F.lit("unknown")) if "surface" in given else F.lit("unknown")
     values["surface"] = _fixed(surface)
     values["clicked but not shown"] = Value(

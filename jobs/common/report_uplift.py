@@ -8,14 +8,16 @@ from jobs.common import report_format as fmt
 from jobs.common.report_data import ReportData, Rows
 from jobs.common.report_page import Section, table
 
-METRICS = ("log_loss", "ne", "rll", "auc", "calibration", "transfer_ratio")
+METRICS = ("log_loss", "ne", "rll", "rll_added", "auc", "calibration", "transfer_ratio", "transfer_ratio_fresh")
 TITLES = {
     "log_loss": "log loss",
     "ne": "NE",
     "rll": "RLL",
+    "rll_added": "RLL added",
     "auc": "AUC",
     "calibration": "calibration",
     "transfer_ratio": "transfer ratio",
+    "transfer_ratio_fresh": "transfer ratio to fresh",
 }
 
 
@@ -101,7 +103,7 @@ def _title(metric: str) -> str:
 
 def _unit(metric: str) -> str:
     """RLL and the lifts of an A/B test are stored in percent."""
-    return "%" if metric == "rll" or metric.endswith("_lift") else ""
+    return "%" if metric.startswith("rll") or metric.endswith("_lift") else ""
 
 
 def _capital(text: str) -> str:
@@ -131,7 +133,7 @@ def uplift(data: ReportData) -> Section:
         "The small online model with each feature set, on identical rows. Relative log loss (RLL) below "
         "zero is better than the model alone; the transfer ratio says how much of the foundation model's "
         "advantage carries over. Brackets and bars are 95% intervals; one that contains 0 shows no "
-        "effect.",
+        "effect. every_pair is what an unlimited budget would give.",
         job="evaluate_uplift",
     )
     for dataset, rows in _of_sweep(data, "main").items():
@@ -218,8 +220,8 @@ def other_sweeps(data: ReportData) -> Section:
     section = Section(
         "sweeps",
         "Further sweeps",
-        "The same evaluation with one setting varied: time to live, age of the foundation model, stored "
-        "dimension and codec, or which tiers may answer.",
+        "The same evaluation with one setting varied: time to live, codec, or which tiers may answer. RLL added is the "
+        "loss against the model without the setting's last tier; below zero, that tier is worth something of its own.",
     )
     names: Sequence[str] = sorted({row["sweep"] for row in data.evaluations} - {"main", "coverage", "ab"})
     for sweep in names:

@@ -17,6 +17,7 @@ from jobs.common.vm_rows import (
     item_counts,
     shown_rows,
     states_at,
+    states_before,
     window_starts,
     with_counters,
 )
@@ -85,10 +86,10 @@ def sampled(rows: DataFrame, total: int, most: int) -> DataFrame:
     return rows.where(place < F.lit(int(SAMPLE_STEPS * most / total)))
 
 
-def foundation_clicks(states: DataFrame, folder: Path, items_path: Path, threads: int) -> DataFrame:
-    """(user_id, known_at, item_id, soft): the foundation model's click probability, from the history at known_at.
+def foundation_says(states: DataFrame, folder: Path, items_path: Path, threads: int) -> DataFrame:
+    """(user_id, at, item_id, click, embedding): the foundation model's click probability, and its vector as float16.
 
-    states: user_id, at, item_ids and the history's columns.
+    states: user_id, at, item_ids and the history's columns. Null where the model refused a pair.
     """
     from solaris_udf.foundation.contract import load_description
     from solaris_udf.foundation.udf import OUTPUT_DDL, embed_udf
@@ -97,7 +98,7 @@ def foundation_clicks(states: DataFrame, folder: Path, items_path: Path, threads
     place = heads.index("click") if "click" in heads else 0
     answered = states.mapInArrow(embed_udf(folder, items_path, threads=threads, logits=True), OUTPUT_DDL)
     logit = F.get("logits", F.lit(place)).cast("double")
-    return answered.select("user_id", F.col("at").alias("known_at"), "item_id", (1 / (1 + F.exp(-logit))).alias("soft"))
+    return answered.select("user_id", "at", "item_id", (1 / (1 + F.exp(-logit))).alias("click"), "embedding")
 
 
 def load_rows(
@@ -105,8 +106,8 @@ def load_rows(
 ) -> Collected:
     """A sample of the span's shown rows with their counters, on the driver; at most about max_rows.
 
-    With foundation also the foundation model's own prediction (if its folder is here), and the simulated world's true
-    probabilities where there are any.
+    With foundation also what the foundation model itself says of each row (if its folder is here), and the simulated
+    world's true probabilities where there are any.
     """
     from solaris_udf.foundation.items import ItemTable
 
@@ -121,10 +122,16 @@ def load_rows(
         frame = with_counters(rows, states, item_counts(run.tables, starts, counter_hours))
         unknown = F.lit(None).cast("double")
         if foundation and span.folder is not None:
-            clicks = foundation_clicks(states, span.folder, items_path, run.config.spark.task_cpus)
-            frame = frame.join(clicks, ["user_id", "known_at", "item_id"], "left")
+            known, now = (
+                foundation_says(asked, span.folder, items_path, run.config.spark.task_cpus)
+                for asked in (states, states_before(run.tables, rows, min(starts), span.as_of))
+            )
+            known = known.withColumnsRenamed({"at": "known_at", "click": "soft", "embedding": "vector"})
+            now = now.withColumnsRenamed({"at": "event_time", "click": "fresh"}).drop("embedding")
+            frame = frame.join(known, ["user_id", "known_at", "item_id"], "left")
+            frame = frame.join(now, ["user_id", "event_time", "item_id"], "left")
         else:
-            frame = frame.withColumn("soft", unknown)
+            frame = frame.withColumns({"soft": unknown, "fresh": unknown, "vector": F.lit(None).cast("binary")})
         truth = run.config.path("raw", "world", "truth")
         if foundation and run.config.log.dataset == "world" and Path(truth).exists():
             chances = run.spark.read.parquet(truth).select(

@@ -1,14 +1,15 @@
 """Rows for a small online model: training rows with the cheap counters that were known when their window began."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from jobs.common.clock import as_of_of, slice_of, ts
+from jobs.common.log import log_between
 from jobs.common.tables import Tables
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ SERVED = (
     "user_similarity",
     "user_embedding",
 )
+# What the foundation model and the simulated world say of a row: click probabilities, and the pair's vector.
+FORETOLD = ("soft", "fresh", "truth", "vector")
 
 
 def shown_rows(tables: Tables, start: datetime, as_of: datetime, window_hours: float) -> DataFrame:
@@ -81,6 +84,44 @@ def states_at(tables: Tables, keys: DataFrame, first: datetime, last: datetime) 
     )
 
 
+def states_before(tables: Tables, rows: DataFrame, first: datetime, as_of: datetime) -> DataFrame:
+    """(user_id, at, item_ids, STATE) of each moment of rows (user_id, item_id, event_time, as_of): the history then.
+
+    Its events are those of the history at the row's as_of, the window's end, of which a model reads the part before
+    `at`. Its counters are those at `first`, which no row is before, and what happened from then to `at`. The rows are
+    rows of ranking_log.
+    """
+    moments = rows.groupBy("user_id", F.col("event_time").alias("moment"), F.col("as_of").alias("at")).agg(
+        F.sort_array(F.collect_set("item_id")).alias("item_ids")
+    )
+    ends = [row["at"].replace(tzinfo=UTC) for row in moments.select("at").distinct().collect()]
+    events = states_at(tables, moments, min(ends, default=first), max(ends, default=as_of)).drop(*STATE[2:])
+    start = states_at(tables, moments.select("user_id").distinct().withColumn("at", ts(first)), first, first).select(
+        "user_id", *STATE[2:]
+    )
+    before = (
+        Window.partitionBy("user_id").orderBy(F.unix_micros("event_time")).rangeBetween(Window.unboundedPreceding, -1)
+    )
+    since = (
+        log_between(tables, first, as_of, as_of)
+        .groupBy("user_id", "event_time")
+        .agg(
+            F.count_distinct("request_id").alias("requests"),
+            F.count(F.lit(1)).alias("scored_rows"),
+            F.count_if("shown").alias("shown_rows"),
+            F.count_if("clicked").alias("clicked_rows"),
+        )
+        .select(
+            "user_id",
+            F.col("event_time").alias("moment"),
+            *(F.coalesce(F.sum(name).over(before), F.lit(0)).alias(f"_{name}") for name in STATE[2:]),
+        )
+    )
+    joined = events.join(start, "user_id", "left").join(since, ["user_id", "moment"], "left")
+    counters = {name: F.coalesce(name, F.lit(0)) + F.coalesce(f"_{name}", F.lit(0)) for name in STATE[2:]}
+    return joined.withColumns(counters).select("user_id", F.col("moment").alias("at"), "item_ids", *STATE)
+
+
 def item_counts(tables: Tables, times: Sequence[datetime], hours: float) -> DataFrame:
     """(item_id, known_at, item_shown, item_clicked): each item's rows of the hours before each time, as known then."""
     span = timedelta(hours=hours)
@@ -129,20 +170,32 @@ def with_counters(rows: DataFrame, states: DataFrame, counts: DataFrame) -> Data
 class Collected:
     """Rows on the driver in the order of time, with what the model must not see beside them.
 
-    user int64 [n]: the user's number among these rows, from 0; event_time int64 [n]; truth float64 [n], NaN if unknown.
+    user int64 [n]: the user's number among these rows, from 0; event_time int64 [n], micros UTC. NaN where unknown:
+    truth float64 [n], the world's click probability; fresh float64 [n], the foundation model's with the history up to
+    the row itself; vectors float32 [n, d], its embedding of the row's pair with the history at known_at int64 [n].
     """
 
     rows: "Rows"
     user: "np.ndarray[Any, Any]"
     event_time: "np.ndarray[Any, Any]"
+    known_at: "np.ndarray[Any, Any]"
     truth: "np.ndarray[Any, Any]"
+    fresh: "np.ndarray[Any, Any]"
+    vectors: "np.ndarray[Any, Any]"
 
     def take(self, index: Any) -> "Collected":
-        return Collected(self.rows.take(index), self.user[index], self.event_time[index], self.truth[index])
+        return Collected(
+            self.rows.take(index), *(getattr(self, field.name)[index] for field in fields(self) if field.name != "rows")
+        )
+
+    def every_pair(self) -> "Rows":
+        """The rows as if each one's own pair had been computed at its window's start."""
+        age = ((self.event_time - self.known_at) // 1_000_000).astype("int32")
+        return self.rows.with_pairs(self.vectors, age)
 
 
 def collect(frame: DataFrame, items: "ItemTable", model_version: str) -> Collected:
-    """Brings rows (with counters, SERVED, model_version, soft, truth) to the driver through Arrow.
+    """Brings rows (with counters, SERVED, FORETOLD, model_version) to the driver through Arrow.
 
     The caller bounds how many there are.
     Vectors of another model version count as not served: the model can't read two spaces at once.
@@ -165,8 +218,8 @@ def collect(frame: DataFrame, items: "ItemTable", model_version: str) -> Collect
         "user_clicked",
         "item_shown",
         "item_clicked",
-        "soft",
-        "truth",
+        "known_at",
+        *FORETOLD,
     )
     table = (
         frame.select(*columns)
@@ -193,7 +246,28 @@ def collect(frame: DataFrame, items: "ItemTable", model_version: str) -> Collect
     )
     label = table["clicked"].to_numpy(zero_copy_only=False).astype(np.float32)
     rows = make_rows(context, items, _lookup(table, model_version), label, floats("soft").astype(np.float32))
-    return Collected(rows, np.unique(user_id, return_inverse=True)[1], event_time, floats("truth"))
+    return Collected(
+        rows,
+        user=np.unique(user_id, return_inverse=True)[1],
+        event_time=event_time,
+        known_at=table["known_at"].cast("int64").to_numpy(),
+        truth=floats("truth"),
+        fresh=floats("fresh"),
+        vectors=_vectors(table["vector"].combine_chunks(), rows.pair.shape[1]),
+    )
+
+
+def _vectors(stored: "pa.Array", dim: int) -> Any:
+    """float32 [n, dim], NaN for null."""
+    import numpy as np
+
+    from solaris_udf.codec import decode
+
+    full = np.full((len(stored), dim), np.nan, np.float32)
+    present = np.asarray(stored.is_valid())
+    if present.any():
+        full[present] = decode(stored.drop_null())
+    return full
 
 
 def _lookup(table: "pa.Table", model_version: str) -> Any:

@@ -217,6 +217,7 @@ def filled(spark):
             evaluation("", "revenue", 1234.5, 1200.0, 1300.0, sweep="ab", model="treatment"),
             evaluation("", "revenue_lift", 5.5, 5.0, 6.1, sweep="ab", model="treatment"),
             evaluation("embeddings", "ne", 0.91, sweep="ttl", setting="6"),
+            evaluation("embeddings", "rll_added", -0.4, -0.5, -0.3, sweep="tier", setting="pair + user_mean"),
         ],
     )
     fill(
@@ -293,6 +294,7 @@ def test_every_figure_of_the_tables_stands_on_the_page(make_config, filled):
     assert [row[0] for row in page.tables["coverage-gain"]] == ["coverage", "0.25", "0.5", "1.0"]
     assert {"1,234 [1,200, 1,300]", "5.50% [5.00, 6.10]"} <= cells["ab"]
     assert ["6", "vm: embeddings", "0.91", "5,000"] in page.tables["sweeps"]
+    assert ["pair + user_mean", "vm: embeddings", "−0.40% [−0.50, −0.30]", "5,000"] in page.tables["sweeps"]
     assert ["20260103T000000Z", "4", "2", "1", "1"] in page.tables["neighbors"]
     assert ["20260103T000000Z", "4", "2.0 s", "2", "4", "0.987"] in page.tables["neighbors"]
     assert ["0.95", "1", "3"] in page.tables["neighbors"]

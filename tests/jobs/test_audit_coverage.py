@@ -42,6 +42,9 @@ def window(root, fill):
     fill("snapshots", [snapshot_row(second, SIX + hours(3), "m2")], SIX + hours(2))
     fill("snapshots", [snapshot_row(future, AS_OF + 10 * MINUTES)], AS_OF)
     fill("user_histories", [history(1, SIX), history(2, SIX)], SIX)
+    # Item 10 is a day old from 18:25 on, item 11 made an hour after its first row, item 12 of unknown age.
+    created = {10: SIX + 25 * MINUTES - hours(24), 11: SIX + 80 * MINUTES, 12: None}
+    fill("items", [{"item_id": item, "created_at": at} for item, at in created.items()], SIX)
 
     def row(user, item, minutes, request, shown, surface="feed"):
         return log_row(user, item, SIX + minutes * MINUTES, request_id=request, shown=shown, surface=surface)
@@ -129,6 +132,21 @@ def test_the_audit_counts_every_row_once_per_group_and_reconciles_the_prediction
     }
     assert counts("all", "scored", "user:regular") == {(first, "none"): 1}
     assert counts("all", "scored", "user:new") == {(second, "none"): 1}
+    assert counts("all", "scored", "item:new") == {
+        ("none", "none"): 1,
+        (first, "pair"): 2,
+        (second, "user_mean"): 1,
+    }
+    assert counts("all", "scored", "item:regular") == {
+        (first, "none"): 1,
+        (first, "pair"): 1,
+        (second, "none"): 1,
+        (second, "pair"): 1,
+    }
+    assert counts("all", "scored", "item:unknown") == {(first, "user_mean"): 1}
+    # Every row is in one user segment and in one item segment.
+    for kind in ("user:", "item:"):
+        assert sum(row.rows for key, row in found.items() if key[1:3] == ("all", "scored") and kind in key[3]) == 9
 
     shares = defaultdict(float)
     for key, row in found.items():
@@ -145,6 +163,7 @@ def test_the_audit_counts_every_row_once_per_group_and_reconciles_the_prediction
         "coverage": pytest.approx(6 / 9),
         "coverage_pair": pytest.approx(4 / 9),
         "coverage_user_mean": pytest.approx(2 / 9),
+        "outcome_to_forecast": pytest.approx(7 / 5),
     }
     ledger = tables.read("precompute_ledger").collect()
     assert len(ledger) == 1
@@ -204,6 +223,32 @@ def test_a_coverage_below_the_limit_fails_after_the_audit_is_written(make_run, t
     with pytest.raises(RunFailed, match=r"0\.7500 is below audit_coverage\.min_coverage = 0\.76"):
         audit_coverage.run(*make_run("audit_coverage", AS_OF, *limits, "audit_coverage.min_coverage=0.76"))
     assert {row.segment for row in tables.read_slice("coverage_audit", AS_OF).collect()} == {"all"}
+
+
+def test_a_drop_against_the_week_before_and_an_outcome_below_its_forecast_fail_the_run(make_run, fill, window):
+    limits = ["audit_coverage.segments=false", "quality.min_rows_for_rate=8"]
+
+    def run(*more):
+        return audit_coverage.run(*make_run("audit_coverage", AS_OF, *limits, *more))
+
+    def earlier(back, covered, bare, **more):
+        at = AS_OF - hours(back)
+        row = {"window_start": at - hours(6), "window_end": at, "surface": "all", "population": "scored"}
+        row |= {"snapshot_id": "s", "segment": "all", "share": 0.5, **more}
+        fill("coverage_audit", [{**row, "tier": "pair", "rows": covered}, {**row, "tier": "none", "rows": bare}], at)
+
+    earlier(6, 180, 20)
+    earlier(12, 60, 40)
+    earlier(18, 0, 500, snapshot_id="none")  # before the first snapshot: nothing to fall from
+    earlier(24 * 7, 0, 1000)  # a week ago to the hour: out of the week
+    # the week: 240 of 300 rows; this window: 6 of the 8 with a live snapshot; covered 7 where 5 were forecast
+    assert run("audit_coverage.max_drop=0.06", "audit_coverage.min_outcome=1.4").metrics["coverage_week"] == 0.8
+    with pytest.raises(
+        RunFailed, match=r"0\.7500 is 0\.0500 below that of the week .* audit_coverage\.max_drop = 0\.04"
+    ):
+        run("audit_coverage.max_drop=0.04")
+    with pytest.raises(RunFailed, match=r"1\.400 times those forecast.*audit_coverage\.min_outcome = 1\.5"):
+        run("audit_coverage.min_outcome=1.5")
 
 
 def test_a_window_without_snapshots_or_rows_is_audited_too(make_run, fill, tables):

@@ -5,7 +5,7 @@ from jobs import evaluate_uplift
 from jobs.common.clock import micros
 from jobs.common.errors import UserError
 from jobs.common.vm_data import sampled
-from jobs.common.vm_rows import item_counts, states_at
+from jobs.common.vm_rows import item_counts, states_at, states_before
 from solaris_udf.codec import encode
 from tests.conftest import AS_OF, hours, log_row
 
@@ -15,7 +15,11 @@ SETTINGS = [
     "evaluate_uplift.batch=128",
     "evaluate_uplift.replicates=300",
     "evaluate_uplift.coverage_sweep=[0.3, 1.0]",
-    'evaluate_uplift.feature_sets=["embeddings", "distillation", "shuffled", "flags_only"]',
+    'evaluate_uplift.feature_sets=["embeddings", "distillation", "every_pair", "shuffled", "flags_only"]',
+    "evaluate_uplift.tier_sweep=true",
+    "evaluate_uplift.ttl_sweep=[0.5, 2]",
+    "evaluate_uplift.codec_sweep=true",
+    'serving.tiers=["pair", "user_mean"]',
 ]
 SLICES = [AS_OF - hours(6 * back) for back in (5, 4, 3, 2, 1, 0)]
 
@@ -96,8 +100,17 @@ def test_vectors_that_know_the_click_win_and_the_controls_do_not(make_run, table
     # More coverage, less loss; all of it is the main figure.
     partly, fully = overall("rll", sweep="coverage", setting="0.3"), overall("rll", sweep="coverage", setting="1")
     assert fully.value == overall("rll").value < partly.value < 0
+    # All that was served are pairs an hour old: a shorter time to live leaves nothing, a longer one changes nothing.
+    assert abs(overall("rll", sweep="ttl", setting="0.5").value) < 3 < -overall("rll").value
+    assert overall("rll", sweep="ttl", setting="2").value == overall("rll").value
+    assert overall("rll", sweep="tier", setting="pair").value == overall("rll").value
+    added = overall("rll_added", sweep="tier", setting="pair + user_mean")
+    assert (added.value, added.ci_low, added.ci_high) == (0, 0, 0)
+    assert ("tier", "pair", "vm", "embeddings", -1, "rll_added") not in found
+    assert overall("rll", sweep="codec", setting="float16").value == overall("rll").value
+    assert overall("rll", sweep="codec", setting="int8").value == pytest.approx(overall("rll").value, abs=0.5)
     # Without the foundation model nothing is made up about it.
-    assert not any(row.feature_set == "distillation" for row in rows)
+    assert not any(row.feature_set in ("distillation", "every_pair") for row in rows)
     assert "not below models/foundation" in overall("log_loss", "slice_start", "fm").note
     assert overall("transfer_ratio").value is None and "no foundation model" in overall("transfer_ratio").note
 
@@ -119,6 +132,60 @@ def test_what_is_missing_is_named(make_run, fill):
         evaluate_uplift.run(*make_run("evaluate_uplift", AS_OF))
     with pytest.raises(UserError, match="unknown feature sets"):
         make_run("evaluate_uplift", AS_OF, 'evaluate_uplift.feature_sets=["magic"]')
+
+
+def test_a_fresh_state_knows_all_before_the_row_and_nothing_after(spark, fill, tables):
+    first, middle = AS_OF - hours(12), AS_OF - hours(6)
+
+    def history(user, at, clicks, requests, shown):
+        return {
+            "user_id": user,
+            "shown": [],
+            "clicked": [(item, moment) for item, moment in clicks],
+            "requests": requests,
+            "scored_rows": 2 * shown,
+            "shown_rows": shown,
+            "clicked_rows": len(clicks),
+            "last_event_time": at - hours(1),
+            "checkpoint": at == first,
+        }
+
+    clicks = [(5, first - hours(1)), (6, first + hours(1)), (7, middle + hours(2))]
+    for at, seen in ((first, 1), (middle, 2), (AS_OF, 3)):
+        fill("user_histories", [history(1, at, clicks[:seen], 10 * seen, 20 * seen)], at)
+    log = [
+        [log_row(1, 6, first + hours(1), clicked=True), log_row(1, 8, first + hours(1), shown=False)],
+        [log_row(1, 7, middle + hours(2), clicked=True)],
+    ]
+    asked = [(1, 6, first + hours(1), middle), (1, 31, middle + hours(1), AS_OF), (2, 32, middle + hours(3), AS_OF)]
+    asked += [(1, 33, middle + hours(3), AS_OF), (1, 34, middle + hours(3), AS_OF)]
+    log[1] += [log_row(*row[:3]) for row in asked[1:]]
+    fill("ranking_log", log[0], middle)
+    fill("ranking_log", log[1], AS_OF)
+    rows = spark.createDataFrame(asked, "user_id BIGINT, item_id BIGINT, event_time TIMESTAMP, as_of TIMESTAMP")
+    # What arrives after as_of changes nothing, even if it happened before the rows.
+    late = [
+        log_row(1, 40, first + minute, arrived_at=AS_OF + minute, clicked=True) for minute in (hours(0.1), hours(0.2))
+    ]
+    fill("ranking_log", late, AS_OF + hours(6))
+    fill("user_histories", [history(1, AS_OF + hours(6), clicks * 2, 90, 90)], AS_OF + hours(6))
+    found = {
+        (row.user_id, micros(row["at"].replace(tzinfo=AS_OF.tzinfo))): row
+        for row in states_before(tables, rows, first, AS_OF).collect()
+    }
+    assert len(found) == 4
+
+    def state(user, at):
+        row = found[user, micros(at)]
+        return row.item_ids, (row.requests, row.scored_rows, row.shown_rows, row.clicked_rows)
+
+    # The row's own request is not among what came before it, whatever else of the window is.
+    assert state(1, first + hours(1)) == ([6], (10, 40, 20, 1))
+    assert state(1, middle + hours(1)) == ([31], (11, 42, 21, 2))
+    assert state(1, middle + hours(3)) == ([33, 34], (13, 44, 23, 3))
+    assert state(2, middle + hours(3)) == ([32], (0, 0, 0, 0))
+    # The model itself reads of the events those before `at`: the window's end knows them all.
+    assert len(found[1, micros(middle + hours(1))].clicked) == 3
 
 
 def test_states_and_counts_are_those_known_at_the_time(spark, fill, tables):

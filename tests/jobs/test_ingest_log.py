@@ -513,3 +513,20 @@ def test_public_datasets_in_their_documented_formats(name, root, make_run, table
     if name == "kuairand":
         created = tables.read("items").where("item_id = 3784").first().created_at
         assert created == at("2022-04-10T00:00:00") - timedelta(hours=8)
+
+
+def test_vectors_logged_online_come_in_as_they_stand(dataset):
+    dataset.map(served_embedding="unhex(vector)")
+    lines = [
+        "1,1,2026-01-02T10:00:00Z,1,0,003C00C0",
+        "1,2,2026-01-02T10:00:00Z,1,0,",
+        "1,3,2026-01-02T10:00:00Z,1,0,003C00",
+    ]
+    dataset.write("user,item,time,shown,clicked,vector\n" + "\n".join(lines))
+    dataset.ingest(AS_OF, "quality.max_reject_rate=0.5")
+    # An empty field of a CSV is null: nothing was logged. 1.0 and -2.0 as little-endian halves.
+    assert dataset.log("item_id", "served_embedding") == [(1, b"\x00\x3c\x00\xc0"), (2, None)]
+    assert [reason for reason, _ in dataset.rejected()] == ["served_embedding has an odd number of bytes"]
+    dataset.map(served_embedding="vector")
+    with pytest.raises(UserError, match=r"served_embedding is string, must be binary; use unbase64"):
+        dataset.ingest(AS_OF)

@@ -1,17 +1,23 @@
+import re
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
 from jobs import join_features
 from jobs.common.clock import micros, slice_of, ts
-from jobs.common.errors import UserError
+from jobs.common.errors import RunFailed, UserError
 from jobs.common.live_snapshots import Period, live_periods, period_index
-from solaris_udf.codec import decode
+from solaris_udf import served
+from solaris_udf.codec import decode, encode
+from solaris_udf.snapshot import Snapshot
 from tests.conftest import AS_OF, hours, log_row
 from tests.jobs.snapshots import Pair, User, snapshot_row, vector, write_snapshot
 
+EVALUATION = Path(__file__).parents[2] / "docs" / "evaluation.md"
 NOON, SIX, TEN_MINUTES = AS_OF - hours(12), AS_OF - hours(6), timedelta(minutes=10)
 FIRST = {(1, 10): vector(1, 0), 1: vector(0, 1)}
 SECOND = {(1, 10): vector(2, 0), (1, 11): vector(0, 2), 1: vector(3, 3)}
@@ -170,3 +176,61 @@ def test_the_period_of_a_time_is_the_last_that_began(spark):
     assert found == {moment: int(np.searchsorted(starts, moment, side="right")) - 1 for moment in range(-5, 1005)}
     nothing = moments.limit(1).select(period_index([], ts(AS_OF)).alias("place")).collect()
     assert nothing[0].place == -1 and slice_of(AS_OF) == "20260103T000000Z"
+
+
+def test_vectors_logged_online_are_compared_to_the_bit(make_run, fill, tables, snapshots):
+    at = SIX + hours(1)
+    stored = np.array([SECOND[1, 10]], dtype=np.float16)
+    pair, other = (encode(each)[0].as_py() for each in (stored, np.nextafter(stored, np.float16(9))))
+    logged = {
+        "right": (1, 10, pair),
+        "off by one bit": (1, 10, other),
+        "rightly none": (2**62, 10, b""),
+        "not logged": (1, 10, None),
+        "none although there is one": (1, 10, b""),
+        "one although there is none": (2**62, 10, pair),
+    }
+    rows = [
+        log_row(user, item, at, request_id=name, served_embedding=vector)
+        for name, (user, item, vector) in logged.items()
+    ]
+    fill("ranking_log", rows, AS_OF)
+    report = join_features.run(*make_run("join_features", AS_OF))
+    assert report.metrics == {"snapshots": 2, "logged_vectors": 5, "mismatch_rate": pytest.approx(3 / 5)}
+    with pytest.raises(RunFailed, match=r"3 of 5 rows have another vector .*max_mismatch_rate = 0\.59"):
+        join_features.run(*make_run("join_features", AS_OF, "join_features.max_mismatch_rate=0.59"))
+    assert tables.read_slice("training_rows", AS_OF).count() == 6
+    tables.register_views()
+    query = re.search(r"Which rows:\n\n```sql\n(.*?)```", EVALUATION.read_text(), re.DOTALL).group(1)
+    found = tables.spark.sql(query).collect()
+    assert {(row.snapshot_id, row.tier, row.rows) for row in found} == {
+        (snapshots[1], "pair", 2),
+        (snapshots[1], "none", 1),
+    }
+
+
+def test_a_worker_opens_each_snapshot_once(root, monkeypatch):
+    paths = []
+    for as_of in (NOON, SIX):
+        name = write_snapshot(root, as_of, [Pair(1, 10, as_of, vector(1))], [User(1, as_of, vector(2))])
+        paths.append(str(root / "snapshots" / name))
+    opened, open_snapshot = [], Snapshot.open
+    monkeypatch.setattr(served.Snapshot, "open", lambda path, **how: opened.append(path) or open_snapshot(path, **how))
+    at = [micros(SIX + hours(1))] * 4
+
+    def batches(period):
+        for _ in range(20):
+            yield pa.RecordBatch.from_pydict(
+                {
+                    "user_id": [1, 1, 1, 2],
+                    "item_id": [10, 10, 11, 10],
+                    "event_time": pa.array(at, pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+                    "period": pa.array(period, pa.int32()),
+                }
+            )
+
+    # A task's rows come ordered by snapshot; two tasks of one worker share what is open.
+    for period in ([-1, 0, 0, 0], [0, 0, 1, 1], [1, 1, 1, 1]) * 2:
+        tiers = [batch["tier"].to_pylist() for batch in served.serve(batches(period), paths, vectors=True)]
+        assert tiers == [["none" if period[0] < 0 else "pair", "pair", "user_mean", "none"]] * 20
+    assert sorted(opened) == sorted(paths)

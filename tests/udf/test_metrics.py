@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from solaris_udf.metrics import (
     auc,
+    auc_influence,
     by_user,
     calibration,
     entropy,
@@ -136,3 +137,22 @@ def test_rows_are_summed_by_user():
 def test_shapes_that_disagree_are_refused():
     with pytest.raises(ValueError, match="one size"):
         resample({"a": [1.0, 2.0], "b": [1.0]})
+
+
+def test_the_influence_on_the_auc_is_what_a_little_weight_changes():
+    rng = np.random.default_rng(5)
+    label, score = (rng.random(60) < 0.4).astype(float), rng.integers(0, 12, 60) / 12
+    influence = auc_influence(label, score)
+    assert influence.sum() == pytest.approx(0, abs=1e-12)
+
+    def weighted(weight):
+        pairs = weight[label == 1][:, None] * weight[label == 0][None]
+        ahead = np.sign(score[label == 1][:, None] - score[label == 0][None]) / 2 + 0.5
+        return float((pairs * ahead).sum() / pairs.sum())
+
+    assert weighted(np.ones(60)) == pytest.approx(auc(label, score))
+    for row in range(0, 60, 7):
+        weight = np.ones(60)
+        weight[row] += 1e-5
+        assert (weighted(weight) - auc(label, score)) / 1e-5 == pytest.approx(influence[row], abs=1e-5)
+    assert np.isnan(auc_influence([1, 1], [0.2, 0.3])).all()

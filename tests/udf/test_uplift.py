@@ -34,7 +34,34 @@ def test_figures_are_the_metrics_of_the_rows_and_ratios_are_of_the_gap():
     assert ratio.ci_low < ratio.value < ratio.ci_high
     rll = found["vm", "embeddings", -1, "rll"]
     assert rll.ci_low < rll.value < rll.ci_high < 0
+    area = found["vm", "embeddings", -1, "auc"]
+    assert area.value == pytest.approx(np.mean([auc(label, row) for row in half]))
+    # Rows are independent here, so the interval is that of Hanley and McNeil's standard error, about.
+    positives, negatives = label.sum(), (1 - label).sum()
+    q1, q2 = area.value / (2 - area.value), 2 * area.value**2 / (1 + area.value)
+    variance = area.value * (1 - area.value) + (positives - 1) * (q1 - area.value**2)
+    error = np.sqrt((variance + (negatives - 1) * (q2 - area.value**2)) / (positives * negatives))
+    assert (area.ci_high - area.ci_low) / (2 * 1.96 * error) == pytest.approx(1, abs=0.25)
+    assert ("vm", "embeddings", -1, "transfer_ratio_fresh") not in found
     assert ("vm", "base", -1, "rll") not in found and ("fm", "slice_start", 3, "ne") not in found
+
+
+def test_each_ceiling_has_a_ratio_of_its_own():
+    label, user, truth = made()
+    base = np.full((1, len(label)), 0.2)
+    half = 0.5 * truth[None] + 0.5 * base
+    predictions = {
+        ("vm", "base"): base,
+        ("vm", "embeddings"): half,
+        ("fm", "slice_start"): half,
+        ("fm", "fresh"): truth[None],
+    }
+    found = table(figures(label, user, predictions, [0], replicates=100))
+    ratio = found["vm", "embeddings", -1, "transfer_ratio"]
+    assert (ratio.value, ratio.ci_low, ratio.ci_high) == (1.0, 1.0, 1.0)
+    losses = [log_loss(label, p) for p in (base[0], half[0], truth)]
+    fresh = found["vm", "embeddings", -1, "transfer_ratio_fresh"]
+    assert fresh.value == pytest.approx((losses[0] - losses[1]) / (losses[0] - losses[2]))
 
 
 def test_a_ratio_to_an_advantage_that_may_be_none_is_explained_and_not_stated():

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from solaris_udf.metrics import auc, log_loss
-from solaris_udf.tiers import PAIR
+from solaris_udf.tiers import NEIGHBOR_MEAN, NEIGHBOR_PAIR, PAIR, PAIR_TIERS, USER_MEAN
 from solaris_udf.vertical_model import FEATURE_SETS, Schedule, train
 from solaris_udf.vertical_rows import NO_ID, Rows, flags_of, nothing_served
 
@@ -139,3 +139,75 @@ def test_ids_of_all_64_bits_find_a_bucket_and_fields_differ():
     assert buckets[0, 3] == 0
     assert ((buckets[0, [0, 1, 2, 4, 5]] >= 1) & (buckets[0, [0, 1, 2, 4, 5]] < 1000)).all()
     assert buckets[0, 4] != buckets[0, 5]
+
+
+def served_rows() -> Rows:
+    """Four rows: own pair of 1 h, neighbour's pair of 7 h with the neighbour's mean, own mean of 3 h, nothing."""
+    rows = made_rows(4)
+    tier = np.array([PAIR, NEIGHBOR_PAIR, USER_MEAN, 0], np.uint8)
+    user_tier = np.array([USER_MEAN, NEIGHBOR_MEAN, USER_MEAN, 0], np.uint8)
+    age = np.array([3600, 7 * 3600, 3 * 3600, -1], np.int32)
+    near = np.array([1, 0.5, 1, 0], np.float32)
+    vector = np.arange(1, 4 * DIM + 1, dtype=np.float32).reshape(4, DIM) / 64
+    has_pair, has_user = np.isin(tier, PAIR_TIERS), user_tier > 0
+    return Rows(
+        **{
+            **rows.__dict__,
+            "flags": flags_of(tier, age, near, user_tier, age, near),
+            "pair": vector * has_pair[:, None],
+            "has_pair": has_pair,
+            "user": -vector * has_user[:, None],
+            "has_user": has_user,
+        }
+    )
+
+
+def test_tier_and_age_are_read_back_from_the_flags():
+    rows = served_rows()
+    assert rows.tier.tolist() == [PAIR, NEIGHBOR_PAIR, USER_MEAN, 0]
+    assert rows.user_tier.tolist() == [USER_MEAN, NEIGHBOR_MEAN, USER_MEAN, 0]
+    assert rows.age_seconds.tolist() == [3600, 25200, 10800, -1]
+
+
+def test_rows_of_fewer_tiers_keep_theirs_and_lose_the_rest():
+    rows = served_rows()
+    own = rows.only_tiers([PAIR, USER_MEAN])
+    assert (own.has_pair.tolist(), own.has_user.tolist()) == ([True, False, False, False], [True, False, True, False])
+    assert own.tier.tolist() == [PAIR, 0, USER_MEAN, 0] and own.user_tier.tolist() == [USER_MEAN, 0, USER_MEAN, 0]
+    assert (own.pair[0] == rows.pair[0]).all() and (own.pair[1] == 0).all() and (own.user[1] == 0).all()
+    assert (own.flags[1] == nothing_served(1)[0]).all() and (own.flags[2] == rows.flags[2]).all()
+    every = rows.only_tiers([PAIR, USER_MEAN, NEIGHBOR_PAIR, NEIGHBOR_MEAN])
+    assert all((getattr(every, name) == getattr(rows, name)).all() for name in ("flags", "pair", "user"))
+
+
+def test_an_old_pair_goes_and_the_user_vector_stays():
+    rows = served_rows()
+    young = rows.no_pair_older_than(7)  # one of exactly the limit's age is too old, as in the reader
+    assert young.has_pair.tolist() == [True, False, False, False]
+    assert young.has_user.tolist() == rows.has_user.tolist() and young.tier.tolist() == [PAIR, 0, USER_MEAN, 0]
+    assert rows.no_pair_older_than(7.001).has_pair.tolist() == rows.has_pair.tolist()
+
+
+def test_vectors_stored_as_int8_are_off_by_half_a_step_at_most():
+    rows = served_rows()
+    stored = rows.stored_as("int8")
+    for name in ("pair", "user"):
+        step = np.abs(getattr(rows, name)).max(axis=1, keepdims=True) / 127
+        assert (np.abs(getattr(stored, name) - getattr(rows, name)) <= step / 2 + 1e-6).all()
+    assert (rows.stored_as("float16").pair == rows.pair).all()  # 64ths are exact in float16
+
+
+def test_rows_with_each_pair_lose_no_user_vector_and_a_missing_pair_keeps_what_was_served():
+    rows = served_rows()
+    vectors = np.full((4, DIM), 0.5, np.float32)
+    vectors[2] = np.nan
+    full = rows.with_pairs(vectors, np.full(4, 7200, np.int32))
+    assert full.tier.tolist() == [PAIR, PAIR, USER_MEAN, PAIR] and full.age_seconds.tolist() == [
+        7200,
+        7200,
+        10800,
+        7200,
+    ]
+    assert full.has_pair.tolist() == [True, True, False, True]
+    assert (full.pair[[0, 1, 3]] == 0.5).all() and (full.pair[2] == 0).all()
+    assert (full.user == rows.user).all() and full.user_tier.tolist() == rows.user_tier.tolist()

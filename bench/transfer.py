@@ -1,0 +1,132 @@
+"""What of the foundation model reaches a small model, without the pipeline around it: one process, no Spark.
+
+Per world (standard, and hard, whose ground truth differs) of 3,000 users and 800 campaigns, with the project's own
+world, foundation model, small model and metrics. The foundation model trains on six days. Every row shown later gets
+the embedding of its pair from the history at the start of its six-hour window, as embed_pairs would compute it. Small
+models train on the rows of the next 36 hours and are judged on those of the 24 hours after. `embeddings` keeps the
+pairs of a random half of the rows, about what a budget covers, and gives every row the user's mean vector of the
+windows of the 24 hours before; `every_pair` keeps all. The sweep coverage has pairs alone. Which pairs a budget covers,
+neighbours, expiry and late rows are left to bench/uplift.py. --quick: 400 users; its figures say nothing.
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from measure import Figure, arguments, report
+from transfer_data import Interactions, ModelSays, model_says, rows_of, training_samples
+from uplift_figures import Found, judged, show
+
+from jobs.common.terminal import console
+from solaris_udf.foundation.model import load_model
+from solaris_udf.foundation.training import Plan, train
+from solaris_udf.tiers import PAIR
+from solaris_udf.uplift import ALL_SEEDS, BASE, FM, FRESH, figures
+from solaris_udf.vertical_model import FEATURE_SETS, Schedule
+from solaris_udf.vertical_model import train as train_small
+from solaris_udf.vertical_rows import Rows
+from solaris_udf.world.parameters import HOUR
+
+WORLDS = ("standard", "hard")
+TRAINED_DAYS, TRAIN_HOURS, EVAL_HOURS = 6, 36, 24
+SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
+HALF = 0.5
+Pair = tuple[Rows, Rows]  # to train on, to evaluate on
+
+
+def kept(rows: Rows, part: int, share: float) -> Rows:
+    """A random share keeps its pair; a share includes the rows of every smaller one."""
+    gone = np.random.default_rng(part).random(len(rows)) >= share
+    return rows.without(gone, np.zeros(len(rows), bool))
+
+
+def each(rows: Pair, change: Callable[[Rows, int], Rows]) -> Pair:
+    return change(rows[0], 0), change(rows[1], 1)
+
+
+def evaluate(world: str, seeds: int, quick: bool) -> list[Figure]:
+    """Simulates, trains, evaluates, prints, and returns the figures with targets."""
+    users, items = (400, 150) if quick else (3000, 800)
+    log = Interactions.simulate(world, users, items, 24 * TRAINED_DAYS + TRAIN_HOURS + EVAL_HOURS)
+    start = log.start + TRAINED_DAYS * 24 * HOUR
+    split = start + TRAIN_HOURS * HOUR
+    with tempfile.TemporaryDirectory() as folder:
+        plan = Plan(epochs=1 if quick else 4)
+        trained = train(training_samples(log, plan.size, start), plan, Path(folder), name="bench")
+        assert trained is not None
+        console.print(
+            f"{world}: foundation model of {trained.train_rows:,} rows, best epoch {trained.best_epoch}, validation NE "
+            f"{trained.ne:.4f} (logistic regression on click rates {trained.baseline_ne:.4f})",
+            highlight=False,
+        )
+        said = model_says(log, load_model(folder), plan.size, start)
+    rows, user = rows_of(log, said, start)
+    found = compare(said, rows, user, said.time < split, seeds, Schedule(epochs=1) if quick else Schedule())
+    show(world, found)
+    return list(judged(world, found))
+
+
+def compare(said: ModelSays, rows: Rows, user: np.ndarray, early: np.ndarray, seeds: int, schedule: Schedule) -> Found:
+    """Trains every small model and measures it on the later rows."""
+    full: Pair = rows.take(early), rows.take(~early)
+    half = each(full, lambda part, place: kept(part, place, HALF))
+    pairs = each(full, lambda part, _: part.only_tiers([PAIR]))
+    half_pairs = each(half, lambda part, _: part.only_tiers([PAIR]))
+    label, user = rows.label[~early], np.unique(user[~early], return_inverse=True)[1]
+
+    def predict(name: str, parts: Pair) -> np.ndarray:
+        models = (train_small(parts[0], FEATURE_SETS[name], seed=seed, schedule=schedule) for seed in range(seeds))
+        return np.stack([model.predict(parts[1]) for model in models])
+
+    predictions = {
+        BASE: predict("base", full),
+        **{
+            ("vm", name): predict(name, half)
+            for name in ("distillation", "embeddings", "both", "shuffled", "flags_only", "user_only")
+        },
+        ("vm", "every_pair"): predict("embeddings", full),
+        FM: said.click[~early][None],
+        FRESH: said.fresh[~early][None],
+        ("truth", ""): said.truth[~early][None],
+    }
+    found: Found = {}
+
+    def add(sweep: str, setting: str, given: dict[tuple[str, str], np.ndarray], only: str = "") -> None:
+        for one in figures(label, user, given, list(range(seeds))):
+            if one.seed == ALL_SEEDS and only in ("", one.feature_set) and (not only or "transfer" not in one.metric):
+                found[sweep, setting, one.model, one.feature_set, one.metric] = one
+
+    add("main", "", predictions)
+    for share in SHARES:
+        made = predict("embeddings", each(pairs, lambda part, place, share=share: kept(part, place, share)))
+        add("coverage", f"{share:g}", {BASE: predictions[BASE], ("vm", "embeddings"): made}, "embeddings")
+    alone = predict("embeddings", half_pairs)
+    for setting, made in (("pair", alone), ("pair + user_mean", predictions["vm", "embeddings"])):
+        add("tier", setting, {BASE: predictions[BASE], ("vm", "embeddings"): made}, "embeddings")
+    beside = figures(
+        label, user, {BASE: alone, ("vm", "embeddings"): predictions["vm", "embeddings"]}, list(range(seeds))
+    )
+    added = next(one for one in beside if (one.feature_set, one.metric, one.seed) == ("embeddings", "rll", ALL_SEEDS))
+    found["tier", "pair + user_mean", "vm", "embeddings", "rll_added"] = replace(added, metric="rll_added")
+    made = predict("embeddings", each(half, lambda part, _: part.stored_as("int8")))
+    add("codec", "int8", {BASE: predictions[BASE], ("vm", "embeddings"): made}, "embeddings")
+    return found
+
+
+if __name__ == "__main__":
+    options = arguments(
+        __doc__,
+        world={"choices": WORLDS, "help": "one world only"},
+        seeds={"type": int, "default": 5, "help": "small models of each kind"},
+    )
+    torch.set_num_threads(1)  # repeatable to the bit
+    worlds = [options.world] if options.world else WORLDS[: 1 if options.quick else None]
+    seeds = 1 if options.quick else options.seeds
+    report(
+        "what of the foundation model reaches a small model",
+        [figure for world in worlds for figure in evaluate(world, seeds, options.quick)],
+        options.json,
+    )

@@ -1,0 +1,111 @@
+"""The sweeps of evaluate_uplift: the same small model on rows that were served less, or differently.
+
+coverage: a random share of the rows keeps its vectors. tier: the hierarchy's tiers one after the other, each with those
+before it; rll_added is what it adds to them. ttl: pairs that are older count as not served. codec: vectors as they come
+back from int8. A setting that is what was served anyway is measured again, so that a sweep can be read by itself.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from jobs.common.evaluations import Stated
+from jobs.common.vm_rows import Collected
+
+if TYPE_CHECKING:
+    from solaris_udf.vertical_rows import Rows
+
+
+class Sweeps(Protocol):
+    """Which sweeps are wanted: the settings of evaluate_uplift."""
+
+    coverage_sweep: tuple[float, ...]
+    tier_sweep: bool
+    ttl_sweep: tuple[float, ...]
+    codec_sweep: bool
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One setting of a sweep. make: (rows, 0 to train or 1 to evaluate) -> the rows as this setting has them.
+
+    every_pair: it starts from rows with their own pair's vector each, not from what was served. adds_to: the setting
+    that rll_added compares with.
+    """
+
+    sweep: str
+    setting: str
+    make: "Callable[[Rows, int], Rows]"
+    every_pair: bool = False
+    adds_to: str | None = None
+
+
+def sweep_variants(settings: Sweeps, tiers: Sequence[str], *, every_pair: bool) -> list[Variant]:
+    """The settings to measure. tiers: the hierarchy's, in order. every_pair: whether rows with each pair are known."""
+    from solaris_udf.tiers import TIER_CODES
+
+    found = [
+        Variant("coverage", f"{share:g}", partial(randomly_kept, share=share), every_pair)
+        for share in sorted(settings.coverage_sweep)
+    ]
+    if settings.tier_sweep:
+        names = [" + ".join(tiers[: count + 1]) for count in range(len(tiers))]
+        found += [
+            Variant(
+                "tier",
+                name,
+                partial(only_tiers, codes=[TIER_CODES[tier] for tier in name.split(" + ")]),
+                adds_to=before,
+            )
+            for before, name in zip([None, *names], names, strict=False)
+        ]
+    found += [Variant("ttl", f"{limit:g}", partial(young_pairs, hours=limit)) for limit in sorted(settings.ttl_sweep)]
+    if settings.codec_sweep:
+        found += [Variant("codec", codec, partial(stored_as, codec=codec)) for codec in ("float16", "int8")]
+    return found
+
+
+def only_tiers(rows: "Rows", part: int, codes: Sequence[int]) -> "Rows":
+    return rows.only_tiers(codes)
+
+
+def young_pairs(rows: "Rows", part: int, hours: float) -> "Rows":
+    return rows.no_pair_older_than(hours)
+
+
+def stored_as(rows: "Rows", part: int, codec: str) -> "Rows":
+    return rows.stored_as(codec)
+
+
+def randomly_kept(rows: "Rows", part: int, share: float) -> "Rows":
+    """Only a random share of the rows keeps its vectors; of a smaller share, some of the same rows."""
+    import numpy as np
+
+    return rows.masked(np.random.default_rng(part).random(len(rows)) < share)
+
+
+def sweep_figures(
+    varied: Sequence[tuple[Variant, Any]], base: Any, part: Collected, seeds: list[int], replicates: int
+) -> list[Stated]:
+    """The figures of each variant's predictions [seeds, n] beside the base's, and of what it adds to the one before."""
+    from solaris_udf.uplift import ALL_SEEDS, BASE, figures
+
+    key = ("vm", "embeddings")
+    earlier = {(variant.sweep, variant.setting): found for variant, found in varied}
+
+    def beside(other: Any, found: Any) -> list[Any]:
+        stated = figures(part.rows.label, part.user, {BASE: other, key: found}, seeds, replicates)
+        return [figure for figure in stated if figure.feature_set == key[1] and "transfer" not in figure.metric]
+
+    rows: list[Stated] = []
+    for variant, found in varied:
+        stated = beside(base, found)
+        if variant.adds_to is not None:
+            stated += [
+                replace(figure, metric="rll_added")
+                for figure in beside(earlier[variant.sweep, variant.adds_to], found)
+                if figure.metric == "rll" and figure.seed == ALL_SEEDS
+            ]
+        rows += [(variant.sweep, variant.setting, figure) for figure in stated]
+    return rows
