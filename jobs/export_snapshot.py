@@ -98,8 +98,8 @@ def shard_rows(pairs: DataFrame, users: DataFrame, shards: int) -> DataFrame:
         *USER_COLUMNS,
     )
     unsigned = F.col("hash").bitwiseXOR(F.lit(-(1 << 63)))
-    # Pairs before users, each by the upper 63 bits of its hash: one number, since Spark compares rows by the first eight
-    # bytes of their order and reads whole rows only where those are equal.
+    # Pairs before users, each by the upper 63 bits of its hash: one number, since Spark compares rows by the first
+    # eight bytes of their order and reads whole rows only where those are equal.
     leading = F.shiftrightunsigned("hash", 1).bitwiseOR(
         F.when(F.col("kind") == 0, F.lit(-(1 << 63))).otherwise(F.lit(0))
     )
