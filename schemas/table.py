@@ -15,6 +15,12 @@ class Column:
     comment: str
     nullable: bool = False
 
+    @property
+    def ddl(self) -> str:
+        """As Spark DDL, with NOT NULL and the comment."""
+        comment = self.comment.replace("'", "\\'")
+        return f"`{self.name}` {self.type}{'' if self.nullable else ' NOT NULL'} COMMENT '{comment}'"
+
 
 @dataclass(frozen=True)
 class Table:
@@ -43,14 +49,7 @@ class Table:
     @property
     def ddl(self) -> str:
         """The columns as a Spark DDL string, with NOT NULL and comments."""
-        return ", ".join(
-            f"`{column.name}` {column.type}"
-            + ("" if column.nullable else " NOT NULL")
-            + " COMMENT '"
-            + column.comment.replace("'", "\\'")
-            + "'"
-            for column in self.columns
-        )
+        return ", ".join(column.ddl for column in self.columns)
 
 
 # Every derived table starts with these three.

@@ -15,7 +15,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from jobs.common.clock import slice_of
 from jobs.common.errors import UserError
-from schemas import TABLES, Table
+from schemas import TABLES, Column, Table
 
 
 class Tables:
@@ -51,10 +51,15 @@ class Tables:
             ) from None
 
     def create(self, name: str) -> None:
-        """Creates the table with its columns, comments, NOT NULL and CHECK constraints, unless it exists."""
-        if self.exists(name):
-            return
+        """Creates the table with its columns, comments, NOT NULL and CHECK constraints.
+
+        To one that exists, made by an older release, the columns that came since are added.
+        """
         table = _table(name)
+        if self.exists(name):
+            for column in self._missing_columns(table, self._load(name)):
+                self.spark.sql(f"ALTER TABLE delta.`{self.path(name)}` ADD COLUMNS ({column.ddl})")
+            return
         builder = DeltaTable.createIfNotExists(self.spark).location(self.path(name)).comment(table.comment)
         for column in table.columns:
             builder = builder.addColumn(column.name, column.type, nullable=column.nullable, comment=column.comment)
@@ -72,8 +77,25 @@ class Tables:
         """All rows of the table; none if it does not exist yet."""
         if not self.exists(name):
             return self.spark.createDataFrame([], spark_schema(_table(name)))
+        frame = self._load(name)
+        missing = self._missing_columns(_table(name), frame)
+        if not missing:
+            return frame
+        return frame.withColumns({column.name: F.lit(None).cast(column.type) for column in missing})
+
+    def _load(self, name: str) -> DataFrame:
         with self._opening(name):
             return self.spark.read.format("delta").load(self.path(name))
+
+    def _missing_columns(self, table: Table, frame: DataFrame) -> list[Column]:
+        missing = [column for column in table.columns if column.name not in frame.columns]
+        required = [column.name for column in missing if not column.nullable]
+        if required:
+            raise UserError(
+                f"table {table.name} at {self.path(table.name)} lacks {', '.join(required)}: another release made it; "
+                "remove the table's folder and run its slices again (solaris run --force)"
+            )
+        return missing
 
     def read_slice(self, name: str, as_of: datetime) -> DataFrame:
         """The rows of exactly one slice."""

@@ -39,6 +39,27 @@ def test_a_row_that_breaks_a_constraint_is_refused_and_nothing_is_written(tables
     assert tables.read("ranking_log").count() == 0
 
 
+def test_a_table_of_an_older_release_gets_the_columns_that_came_since(spark, tables, fill):
+    fill("ranking_log", [log_row(1, 10, AS_OF - hours(1))], AS_OF)
+    path = tables.path("ranking_log")
+    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
+    spark.sql(f"ALTER TABLE delta.`{path}` DROP COLUMNS (labels, served_embedding)")
+    (old,) = tables.read("ranking_log").collect()
+    assert (old.item_id, old.labels, old.served_embedding) == (10, None, None)
+    fill("ranking_log", [log_row(1, 11, AS_OF)], AS_OF + hours(6))
+    assert set(spark.read.format("delta").load(path).columns) == set(TABLES["ranking_log"].column_names)
+    assert sorted(row.item_id for row in tables.read("ranking_log").collect()) == [10, 11]
+
+
+def test_a_table_without_a_column_that_must_not_be_empty_is_an_error(spark, tables):
+    table = TABLES["user_histories"]
+    rows = spark.createDataFrame([], spark_schema(table)).drop("requests")
+    rows.write.format("delta").save(tables.path("user_histories"))
+    for use in (tables.read, tables.create):
+        with pytest.raises(UserError, match=r"user_histories at .* lacks requests: another release made it; remove"):
+            use("user_histories")
+
+
 def test_schema_check_lists_every_difference_at_once(spark):
     frame = (
         spark.createDataFrame([], spark_schema(TABLES["user_histories"]))
