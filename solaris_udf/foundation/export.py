@@ -16,9 +16,10 @@ from solaris_udf.foundation.contract import (
 from solaris_udf.foundation.features import SEQUENCES, ModelError, check_names
 from solaris_udf.foundation.trial import trial_items, trial_users
 
-# Sizes to trace with: all different and above 1, since torch takes 0 and 1 for constants.
-_USERS, _PAIRS = 3, 7
-_TRACE_LENGTHS = {"clicked": 16, "shown": 24}
+# Sizes to trace with: all different and above 1, since torch takes 0 and 1 for constants. What changes between the two
+# is an axis of any size, all others are the model's own.
+_USERS, _PAIRS, _TRACE_LENGTHS = 3, 7, {"clicked": 16, "shown": 24}
+_OTHER_USERS, _OTHER_PAIRS, _OTHER_LENGTHS = 5, 11, {"clicked": 8, "shown": 32}
 
 
 def export_split_model(
@@ -92,11 +93,12 @@ def _export(
     (folder / DESCRIPTION_FILE).unlink(missing_ok=True)
     with torch.no_grad():
         users, user_index, items = arguments(_USERS, _PAIRS, _TRACE_LENGTHS)
-        first = modules[0](users) if len(modules) == 2 else users
+        other_users, *others = arguments(_OTHER_USERS, _OTHER_PAIRS, _OTHER_LENGTHS)
+        first, other = (modules[0](of) if len(modules) == 2 else of for of in (users, other_users))
         dim = _check_outputs(modules[-1](first, user_index, items), _PAIRS, len(heads))
         if len(modules) == 2:
-            _save(modules[0], (users,), folder / files[0])
-        _save(modules[-1], (first, user_index, items), folder / files[-1])
+            _save(modules[0], (users,), (other_users,), folder / files[0])
+        _save(modules[-1], (first, user_index, items), (other, *others), folder / files[-1])
         full = {sequence: (lengths or {}).get(sequence, DEFAULT_LENGTH) for sequence in SEQUENCES}
         users, user_index, items = arguments(2, 4, full)
         per_user = _flops(modules[0], (users,)) / 2 if len(modules) == 2 else 0.0
@@ -127,15 +129,15 @@ def _check_outputs(outputs: Any, pairs: int, heads: int) -> int:
     return int(embedding.shape[1])
 
 
-def _save(module: Any, arguments: tuple[Any, ...], path: Path) -> None:
+def _save(module: Any, arguments: tuple[Any, ...], others: tuple[Any, ...], path: Path) -> None:
+    """Exports the module as called with arguments; axes in which others differ may have any size."""
     import torch
     from torch.utils import _pytree as pytree
 
-    dynamic = pytree.tree_map(lambda tensor: dict.fromkeys(range(tensor.ndim), torch.export.Dim.AUTO), arguments)
-    for fixed in ("user_counts", "item_dense"):  # their width is the model's own
-        for shapes in dynamic:
-            if isinstance(shapes, dict) and fixed in shapes:
-                shapes[fixed] = {0: torch.export.Dim.AUTO}
+    def dynamic_axes(tensor: Any, other: Any) -> dict[int, Any]:
+        return {axis: torch.export.Dim.AUTO for axis in range(tensor.ndim) if tensor.shape[axis] != other.shape[axis]}
+
+    dynamic = pytree.tree_map(dynamic_axes, arguments, others)
     program = torch.export.export(module, arguments, dynamic_shapes=dynamic, strict=False)
     # Sample inputs are the one thing in a plain program that torch pickles.
     program.example_inputs = None
