@@ -42,6 +42,9 @@ class Settings(Section):
     codec: Literal["float16", "int8"] = Field("float16", description="How embeddings are stored")
     batch_tokens: int = Field(65_536, ge=1, description="History events that one batch of users or pairs may hold")
     batch_pairs: int = Field(8_192, ge=1, description="Pairs that one batch may hold")
+    batch_mb: int = Field(
+        256, ge=1, description="Memory that one batch of users or pairs may take in the model; weights come on top"
+    )
     chunk_pairs: int = Field(1_000_000, ge=1, description="Progress is saved after so many pairs: what a kill can lose")
     task_pairs: int = Field(50_000, ge=1, description="About how many pairs one Spark task embeds")
     row_pairs: int = Field(20_000, ge=1, description="Users with more pairs than this are split into several rows")
@@ -83,7 +86,7 @@ def run(run: Run, settings: Settings) -> Report:
     histories = histories_at(run.tables, run.as_of)
     staging = _Staging(run, description, _fingerprint(run, settings, description, histories, items))
     wanted = wanted_pairs(run.tables.read_slice("candidate_pairs", run.as_of))
-    limits = Limits(tokens=settings.batch_tokens, pairs=settings.batch_pairs)
+    limits = Limits(settings.batch_tokens, settings.batch_pairs, settings.batch_mb << 20)
     embed = embed_udf(
         folder,
         items,

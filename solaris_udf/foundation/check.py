@@ -61,7 +61,8 @@ def check_loaded(model: Model) -> list[Finding]:
     lengths = {sequence: min(length, 24) for sequence, length in description.lengths.items()}
 
     def run(users: Inputs, index: Array, items: Inputs) -> tuple[Array, Array]:
-        return model.embed_pairs(model.encode_users(users), index, items)
+        embedding, logits = model.start_pairs(model.encode_users(users), index, items)()
+        return embedding, logits
 
     users = trial_users(description.inputs, 4, lengths, empty=(3,))
     items = trial_items(description.inputs, 12, description.dense)

@@ -3,12 +3,15 @@
 Users are sorted by history length and grouped so that no group holds more than `tokens` padded events; each group is
 encoded once, then its pairs go through the pair head in batches of at most `tokens` events and `pairs` rows, so a user
 with 200,000 items is one encoding and many batches. What is in memory at a time is one incoming Arrow batch (Spark cuts
-those by bytes), one group and one batch of pairs.
+those by bytes), one group, and two batches of pairs: on a GPU the next is prepared while the last is computed.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +24,9 @@ from solaris_udf.foundation.model import Model, State, is_out_of_memory
 from solaris_udf.foundation.users import Array, Users, item_inputs, padded_length, read_users
 
 log = logging.getLogger("solaris")
+T = TypeVar("T")
+Wait = Callable[[], tuple[Array, ...]]
+Finish = Callable[[], pa.RecordBatch]
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 OUTPUT = pa.schema(
@@ -41,17 +47,29 @@ NULL_ITEM = "item_id is null"
 @dataclass(frozen=True)
 class Limits:
     """Bounds of one batch. tokens: padded events of a group of users, and events that a batch of pairs attends to.
+    pairs: pairs of a batch. bytes: memory of a group of users or a batch of pairs in the model; 0: unbounded.
 
-    65,536 tokens of a model with 64 hidden units are 16 MB of activations a layer: large enough that torch's overhead
-    per call is small, small enough to stay near the cache.
+    The defaults are large enough that torch's overhead per call is small, and small enough for the cache to help.
     """
 
     tokens: int = 65_536
     pairs: int = 8_192
+    bytes: int = 0
 
     def __post_init__(self) -> None:
-        if self.tokens < 1 or self.pairs < 1:
-            raise ValueError(f"limits must be at least 1: {self}")
+        if self.tokens < 1 or self.pairs < 1 or self.bytes < 0:
+            raise ValueError(f"tokens and pairs must be at least 1, bytes at least 0: {self}")
+
+    def group_tokens(self, bytes_per_token: float) -> int:
+        """Padded events that a group of users may hold."""
+        return max(1, min(self.tokens, self._fitting(bytes_per_token)))
+
+    def batch_pairs(self, length: int, bytes_per_pair: float) -> int:
+        """Pairs that a batch may hold whose users have at most `length` padded events."""
+        return max(1, min(self.pairs, self.tokens // length, self._fitting(bytes_per_pair)))
+
+    def _fitting(self, each: float) -> int:
+        return int(self.bytes / each) if self.bytes and each else sys.maxsize
 
 
 def embed_batches(
@@ -70,9 +88,18 @@ def embed_batches(
     and MemoryError or torch's own error if a single pair does not fit into memory.
     """
     worker = _Worker(model, items, codec, logits, limits or Limits())
-    for batch in batches:
-        if len(batch):
-            yield from worker.embed(batch)
+    started = (work for batch in batches if len(batch) for work in worker.start(batch))
+    for finish in _one_behind(started):
+        yield finish()
+
+
+def _one_behind(values: Iterable[T]) -> Iterator[T]:
+    """The same values, each only once the next was made."""
+    last: list[T] = []
+    for value in values:
+        yield from last
+        last = [value]
+    yield from last
 
 
 def plan_groups(lengths: Int64, tokens: int) -> list[Int64]:
@@ -102,24 +129,26 @@ class _Worker:
         description = self.model.description
         self.user_names = description.names("user")
         self.item_names = description.names("item")
+        self.bytes_per_token = self.model.user_bytes / max(description.lengths.values())
         if description.dense and description.dense != self.items.dense_width:
             raise ModelError(
                 f"model {description.name} wants {description.dense} dense features an item, "
                 f"the item table has {self.items.dense_width}"
             )
 
-    def embed(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def start(self, batch: pa.RecordBatch) -> Iterator[Finish]:
+        """Starts the batch's work, piece by piece; each piece gives its OUTPUT rows when called."""
         users = read_users(batch, self.model.description.lengths, self.items)
         pairs = _Pairs.of(batch["item_ids"])
         if pairs.null_owner.size:
-            yield self._rejected(users, pairs.null_owner)
+            yield partial(self._rejected, users, pairs.null_owner)
         lengths = users.longest()
         with_pairs = np.flatnonzero(np.diff(pairs.starts))
-        for group in plan_groups(lengths[with_pairs], self.limits.tokens):
-            yield from self._group(users, with_pairs[group], pairs)
+        for group in plan_groups(lengths[with_pairs], self.limits.group_tokens(self.bytes_per_token)):
+            yield from self._start_group(users, with_pairs[group], pairs)
 
-    def _group(self, users: Users, group: Int64, pairs: "_Pairs") -> Iterator[pa.RecordBatch]:
-        """Encodes a group of users and embeds their pairs; on lack of memory, the group in two halves."""
+    def _start_group(self, users: Users, group: Int64, pairs: "_Pairs") -> Iterator[Finish]:
+        """Encodes a group of users and starts on their pairs; on lack of memory, the group in two halves."""
         try:
             state = self.model.encode_users(users.inputs(self.user_names, group, self.items))
         except Exception as error:
@@ -131,48 +160,43 @@ class _Worker:
         if state is None:
             _free_memory()
             middle = len(group) // 2
-            yield from self._group(users, group[:middle], pairs)
-            yield from self._group(users, group[middle:], pairs)
+            yield from self._start_group(users, group[:middle], pairs)
+            yield from self._start_group(users, group[middle:], pairs)
             return
-        sizes = pairs.starts[group + 1] - pairs.starts[group]
-        owner = np.repeat(np.arange(len(group)), sizes)
-        place = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        item_ids = pairs.item_id[np.repeat(pairs.starts[group], sizes) + place]
+        owner, item_ids = pairs.of_users(group)
         longest = padded_length(int(users.longest()[group].max(initial=0)))
         start = 0
         while start < len(owner):
-            step = min(len(owner) - start, max(1, min(self.limits.pairs, self.limits.tokens // longest)))
+            step = min(len(owner) - start, self.limits.batch_pairs(longest, self.model.pair_bytes))
             part = slice(start, start + step)
             at = users.at[group[owner[part]]]
-            found = self._pairs(state, owner[part], item_ids[part], at)
-            if found is None:
+            wait = self._start_pairs(state, owner[part], item_ids[part], at)
+            if wait is None:
                 # Kept for what follows: the next batch would not fit either.
-                self.limits = Limits(tokens=max(1, step * longest // 2), pairs=max(1, step // 2))
+                self.limits = replace(self.limits, tokens=max(1, step * longest // 2), pairs=max(1, step // 2))
                 log.warning("out of memory with %s pairs at once, going on with %s", step, self.limits.pairs)
                 _free_memory()
                 continue
-            yield self._rows(users.user_id[group[owner[part]]], at, item_ids[part], *found)
+            yield partial(self._rows, users.user_id[group[owner[part]]], at, item_ids[part], wait)
             start += step
 
-    def _pairs(self, state: State, owner: Int64, item_ids: Int64, at: Int64) -> tuple[Array, Array] | None:
-        """Embedding and logits of one batch; None if it does not fit into memory."""
+    def _start_pairs(self, state: State, owner: Int64, item_ids: Int64, at: Int64) -> Wait | None:
+        """Starts one batch; None if it does not fit into memory."""
         rows = self.items.rows_of(item_ids)
         try:
-            embedding, logits = self.model.embed_pairs(
-                state, owner, item_inputs(self.item_names, item_ids, rows, at, self.items)
-            )
+            return self.model.start_pairs(state, owner, item_inputs(self.item_names, item_ids, rows, at, self.items))
         except Exception as error:
             if not is_out_of_memory(error) or len(owner) == 1:
                 raise
             return None
-        if embedding.ndim != 2 or len(embedding) != len(owner) or len(logits) != len(owner):
+
+    def _rows(self, user_id: Int64, at: Int64, item_id: Int64, wait: Wait) -> pa.RecordBatch:
+        embedding, logits = wait()
+        if embedding.ndim != 2 or len(embedding) != len(item_id) or len(logits) != len(item_id):
             raise ModelError(
                 f"model {self.model.description.name} gave embeddings {embedding.shape} and logits "
-                f"{logits.shape} for {len(owner)} pairs"
+                f"{logits.shape} for {len(item_id)} pairs"
             )
-        return embedding, logits
-
-    def _rows(self, user_id: Int64, at: Int64, item_id: Int64, embedding: Array, logits: Array) -> pa.RecordBatch:
         dim = self.model.description.embedding_dim
         if embedding.shape[1] != dim:
             good = np.zeros(len(embedding), dtype=bool)
@@ -224,6 +248,13 @@ class _Pairs:
     starts: Int64
     item_id: Int64
     null_owner: Int64
+
+    def of_users(self, users: Int64) -> tuple[Int64, Int64]:
+        """All pairs of the users at these positions: the place of each pair's user among them, and its item id."""
+        sizes = self.starts[users + 1] - self.starts[users]
+        owner = np.repeat(np.arange(len(users)), sizes)
+        place = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        return owner, self.item_id[np.repeat(self.starts[users], sizes) + place]
 
     @classmethod
     def of(cls, lists: pa.Array) -> "_Pairs":

@@ -5,27 +5,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from solaris_udf.foundation.contract import SPLIT_FILES, UNSPLIT_FILES, Description, load_description
-from solaris_udf.foundation.programs import callable_of, load_program
+from solaris_udf.foundation.device import Device
+from solaris_udf.foundation.programs import callable_of, load_program, peak_bytes
+from solaris_udf.foundation.trial import trial_items, trial_users
 from solaris_udf.foundation.users import Array
 
 State = Any
 Inputs = Mapping[str, Array]
+# Users and pairs that memory is measured with.
+_USERS, _PAIRS = 4, 16
 
 
 @dataclass(frozen=True)
 class Model:
     """encode_users(user inputs [U, ...]) -> state, any object; called once per group of users.
 
-    embed_pairs(state, user_index int64 [P], item inputs [P, ...]) -> (embedding float32 [P, d], logits float32 [P, T]);
-    called for each batch of the group's pairs.
+    start_pairs(state, user_index int64 [P], item inputs [P, ...]) starts a batch of the group's pairs and returns a
+    function that waits for its (embedding float32 [P, d], logits float32 [P, T]). A GPU computes meanwhile; on a CPU
+    the work is done when start_pairs returns. Lack of memory is raised by start_pairs.
+
+    user_bytes, pair_bytes: memory that a user and a pair take while they are computed, at full history length; 0 if
+    not known.
     """
 
     description: Description
     encode_users: Callable[[Inputs], State]
-    embed_pairs: Callable[[State, Array, Inputs], tuple[Array, Array]]
+    start_pairs: Callable[[State, Array, Inputs], Callable[[], tuple[Array, ...]]]
+    user_bytes: float = 0.0
+    pair_bytes: float = 0.0
 
 
 Loader = Callable[[], Model]
@@ -50,31 +58,38 @@ def load_model(
     description = load_description(folder, roots)
     if threads:
         torch.set_num_threads(threads)
-    cuda = device.startswith("cuda")
+    place = Device(device, half)
     files = SPLIT_FILES if description.split else UNSPLIT_FILES
-    programs = [callable_of(load_program(Path(folder) / file), device) for file in files]
-    if compiled:
-        programs = [torch.compile(program, dynamic=True) for program in programs]
+    loaded = [load_program(Path(folder) / file) for file in files]
+    user_bytes, pair_bytes = _memory(loaded, description)
+    programs = [callable_of(program, device, compiled) for program in loaded]
 
     def tensors(inputs: Inputs) -> dict[str, torch.Tensor]:
-        return {name: tensor(values) for name, values in inputs.items()}
-
-    def tensor(values: Array) -> torch.Tensor:
-        found = torch.from_numpy(np.require(values, requirements=["C", "W"]))
-        return found.pin_memory().to(device, non_blocking=True) if cuda else found
-
-    def call(program: Any, *arguments: Any) -> Any:
-        with torch.inference_mode(), torch.autocast("cuda", dtype=torch.float16, enabled=half and cuda):
-            return program(*arguments)
+        return {name: place.tensor(values) for name, values in inputs.items()}
 
     def encode_users(users: Inputs) -> State:
-        return call(programs[0], tensors(users)) if description.split else tensors(users)
+        with torch.inference_mode(), place.autocast():
+            return programs[0](tensors(users)) if description.split else tensors(users)
 
-    def embed_pairs(state: State, user_index: Array, items: Inputs) -> tuple[Array, Array]:
-        embedding, logits = call(programs[-1], state, tensor(user_index), tensors(items))
-        return embedding.float().cpu().numpy(), logits.float().cpu().numpy()
+    def start_pairs(state: State, user_index: Array, items: Inputs) -> Callable[[], tuple[Array, ...]]:
+        with torch.inference_mode(), place.autocast():
+            return place.fetched(*programs[-1](state, place.tensor(user_index), tensors(items)))
 
-    return Model(description, encode_users, embed_pairs)
+    return Model(description, encode_users, start_pairs, user_bytes, pair_bytes)
+
+
+def _memory(programs: Sequence[Any], description: Description) -> tuple[float, float]:
+    """Bytes of a user and of a pair at full length, measured on a few of each on the CPU, in full precision."""
+    import torch
+
+    def tensors(inputs: Inputs) -> dict[str, torch.Tensor]:
+        return {name: torch.from_numpy(values) for name, values in inputs.items()}
+
+    users = tensors(trial_users(description.inputs, _USERS, description.lengths))
+    items = tensors(trial_items(description.inputs, _PAIRS, description.dense))
+    state, user_bytes = peak_bytes(programs[0], users) if description.split else (users, 0)
+    _, pair_bytes = peak_bytes(programs[-1], state, torch.arange(_PAIRS) % _USERS, items)
+    return user_bytes / _USERS, pair_bytes / _PAIRS
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -9,8 +9,9 @@ out. So an archive is read here first, and anything beyond raw tensors and aten 
 
 import json
 import re
+import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,13 +122,82 @@ def load_program(path: Path) -> Any:
         raise ModelError(f"{path}: can't be loaded by torch {torch.__version__}: {error}") from error
 
 
-def callable_of(program: Any, device: str) -> Any:
-    """The program as a module on a device, for inference. Its stored guards are code, so they are left out."""
+def callable_of(program: Any, device: str, compiled: bool = False) -> Callable[..., Any]:
+    """The program as a function on a device, for inference. Its stored guards are code, so they are left out.
+
+    torch's own check of each input solves equations and takes longer than a small model's batch. What it checks beyond
+    the names (which the graph itself reads) are the sizes, and those are compared here: ModelError for a size that the
+    program was not exported for. compiled: torch.compile it.
+    """
+    import torch
+    from torch.fx._pytree import tree_flatten_spec
+
     if device != "cpu":
         from torch.export.passes import move_to_device_pass
 
         program = move_to_device_pass(program, device)
-    return program.module(check_guards=False)
+    module = program.module(check_guards=False)
+    module.validate_inputs = False
+    limits, in_spec = _size_limits(program), module._in_spec
+    run = torch.compile(module, dynamic=True) if compiled else module
+
+    def call(*arguments: Any) -> Any:
+        for (name, axes), tensor in zip(limits, tree_flatten_spec((list(arguments), {}), in_spec), strict=True):
+            if any(not low <= tensor.shape[axis] <= high for axis, low, high in axes):
+                raise ModelError(
+                    f"input {name} is {list(tensor.shape)}, but the program is limited to "
+                    + ", ".join(f"{low} to {high} on axis {axis}" for axis, low, high in axes)
+                    + "; export it with dynamic sizes"
+                )
+        return run(*arguments)
+
+    return call
+
+
+def peak_bytes(program: Any, *arguments: Any) -> tuple[Any, int]:
+    """What the program gives on the CPU, and the most bytes of inputs and values that were needed at one time.
+
+    Weights don't count, nor what an operator takes inside.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    class Measured(torch.fx.Interpreter):
+        peak = 0
+
+        def run_node(self, node: Any) -> Any:
+            found = super().run_node(node)
+            values = [value for of, value in self.env.items() if of.op != "get_attr"]
+            tensors = [each for each in pytree.tree_leaves([*values, found]) if isinstance(each, torch.Tensor)]
+            # Views share their storage, and a value that lives on is in env once more.
+            storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
+            self.peak = max(self.peak, sum(storages.values()) if node.op != "get_attr" else 0)
+            return found
+
+    with torch.inference_mode():
+        measured = Measured(program.module(check_guards=False))
+        return measured.run(*arguments), measured.peak
+
+
+def _size_limits(program: Any) -> list[tuple[str, list[tuple[int, int, int]]]]:
+    """(input, [(axis, least, most)]) of each input, in order; axes of any size are left out."""
+    found = []
+    for node in program.graph.nodes:
+        if node.op != "placeholder" or node.name not in program.graph_signature.user_inputs:
+            continue
+        axes = []
+        for axis, size in enumerate(node.meta["val"].shape):
+            if isinstance(size, int):
+                axes.append((axis, size, size))
+                continue
+            span = program.range_constraints.get(size.node.expr)
+            # Export notes a least size of 2 for any size, 0 and 1 included.
+            low = 0 if span is None or span.lower <= 2 else int(span.lower)
+            high = sys.maxsize if span is None or span.upper >= sys.maxsize else int(span.upper)
+            if (low, high) != (0, sys.maxsize):
+                axes.append((axis, low, high))
+        found.append((node.name, axes))
+    return found
 
 
 def _plain_expression(value: Any) -> bool:

@@ -69,7 +69,7 @@ def test_an_exported_model_computes_what_the_module_does(exported, tmp_path, spl
         folder = tmp_path / "whole"
         export_unsplit_model(Whole(), folder, name="whole", inputs=INPUTS, heads=["click"], dense=2)
     model = load_model(folder)
-    embedding, logits = model.embed_pairs(model.encode_users(USERS), np.array([0, 1, 1]), ITEMS)
+    embedding, logits = model.start_pairs(model.encode_users(USERS), np.array([0, 1, 1]), ITEMS)()
     assert embedding.tolist() == [[7, 0.5], [8, 1.5], [8, 2.5]] and logits.tolist() == [[7.5], [9.5], [10.5]]
     assert (model.description.split, model.description.embedding_dim, model.description.dense) == (split, 2, 2)
     found = {finding.check: finding.level for finding in examine_model(folder)}
@@ -209,7 +209,7 @@ def test_check_finds_each_broken_promise(exported, check, embed):
             Model(
                 description,
                 lambda users: users,
-                lambda state, index, items: (embed(state, index, items), np.zeros((len(index), 1))),
+                lambda state, index, items: lambda: (embed(state, index, items), np.zeros((len(index), 1))),
             )
         )
     assert check in [finding.check for finding in found if finding.level == "error"]
