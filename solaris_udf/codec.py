@@ -31,7 +31,8 @@ def encode(vectors: npt.ArrayLike, codec: str = "float16") -> pa.Array:
     if _known(codec) == "float16":
         with np.errstate(over="ignore"):
             packed = values.astype("<f2")
-        finite = bool(np.isfinite(packed).all())
+        # All exponent bits set: a NaN or an Inf. np.isfinite is several times slower on halves.
+        finite = not bool(((packed.view("<u2") & 0x7C00) == 0x7C00).any())
         raw = packed.view(np.uint8).reshape(count, 2 * dim)
     else:
         finite = bool(np.isfinite(values).all())

@@ -14,14 +14,13 @@ from functools import partial
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from solaris_udf.codec import encode
 from solaris_udf.foundation.features import ModelError
 from solaris_udf.foundation.items import Int64, ItemTable
 from solaris_udf.foundation.model import Model, State, is_out_of_memory
-from solaris_udf.foundation.users import Array, Users, item_inputs, padded_length, read_users
+from solaris_udf.foundation.users import LENGTH_STEP, Array, Users, item_inputs, padded_length, read_users
 
 log = logging.getLogger("solaris")
 T = TypeVar("T")
@@ -42,6 +41,7 @@ OUTPUT = pa.schema(
 OUTPUT_DDL = "user_id BIGINT, at TIMESTAMP, item_id BIGINT, embedding BINARY, reason STRING, logits ARRAY<FLOAT>"
 NOT_FINITE = "embedding is not finite"
 NULL_ITEM = "item_id is null"
+SMALL_GROUP = 16  # a group of less than this part of the tokens may hold several padded lengths
 
 
 @dataclass(frozen=True)
@@ -105,15 +105,22 @@ def _one_behind(values: Iterable[T]) -> Iterator[T]:
 def plan_groups(lengths: Int64, tokens: int) -> list[Int64]:
     """Positions of users, sorted by length (ties by position), cut into groups of at most `tokens` padded events.
 
-    A user longer than tokens is a group of its own.
+    A group ends where the padded length grows, unless it is small: then padding costs less than another call. A user
+    longer than tokens is a group of its own.
     """
     order = np.argsort(lengths, kind="stable")
+    widths = -(-np.maximum(lengths[order], 1) // LENGTH_STEP) * LENGTH_STEP
+    grows = np.flatnonzero(np.diff(widths)) + 1
     groups, start = [], 0
-    for end in range(1, len(order) + 1):
+    while start < len(order):
         # Sorted, so the last user of a group is its longest.
-        if end == len(order) or (end + 1 - start) * padded_length(int(lengths[order[end]])) > tokens:
-            groups.append(order[start:end])
-            start = end
+        events = np.arange(1, len(order) - start + 1) * widths[start:]
+        end = start + max(1, int(np.searchsorted(events, tokens, side="right")))
+        wider = grows[(grows > start) & (grows < end)]
+        wider = wider[events[wider - start - 1] > tokens // SMALL_GROUP]
+        end = int(wider[0]) if len(wider) else end
+        groups.append(order[start:end])
+        start = end
     return groups
 
 
@@ -197,34 +204,36 @@ class _Worker:
                 f"model {self.model.description.name} gave embeddings {embedding.shape} and logits "
                 f"{logits.shape} for {len(item_id)} pairs"
             )
-        dim = self.model.description.embedding_dim
-        if embedding.shape[1] != dim:
-            good = np.zeros(len(embedding), dtype=bool)
-            reason = f"embedding has {embedding.shape[1]} dimensions, the model declares {dim}"
-        else:
-            with np.errstate(over="ignore"):
-                stored = embedding.astype(np.float16) if self.codec == "float16" else embedding
-            good = np.isfinite(stored).all(axis=1)
-            reason = NOT_FINITE
+        packed, reason = self._encoded(embedding)
         return pa.record_batch(
             [
                 pa.array(user_id),
                 pa.array(at).cast(TIMESTAMP),
                 pa.array(item_id),
-                self._encoded(embedding, good),
-                pa.array(np.full(len(good), reason, dtype=object), mask=good, type=pa.string()),
-                _lists(logits) if self.logits else pa.nulls(len(good), OUTPUT.field("logits").type),
+                packed,
+                reason,
+                _lists(logits) if self.logits else pa.nulls(len(item_id), OUTPUT.field("logits").type),
             ],
             schema=OUTPUT,
         )
 
-    def _encoded(self, embedding: Array, good: npt.NDArray[np.bool_]) -> pa.Array:
-        if good.all():
-            return encode(embedding, self.codec)
-        packed = encode(embedding[good].reshape(-1, embedding.shape[1]), self.codec)
-        if not len(packed):
-            return pa.nulls(len(good), pa.binary())
-        return packed.take(pa.array(np.cumsum(good) - 1, mask=~good))
+    def _encoded(self, embedding: Array) -> tuple[pa.Array, pa.Array]:
+        """Stored vectors, null where one is refused, and the reasons of those."""
+        count, dim = embedding.shape
+        declared = self.model.description.embedding_dim
+        if dim != declared:
+            reason = f"embedding has {dim} dimensions, the model declares {declared}"
+            return pa.nulls(count, pa.binary()), pa.array([reason] * count)
+        try:
+            return encode(embedding, self.codec), pa.nulls(count, pa.string())
+        except ValueError:
+            with np.errstate(over="ignore"):
+                stored = embedding.astype(np.float16) if self.codec == "float16" else embedding
+        good = np.isfinite(stored).all(axis=1)
+        packed = encode(embedding[good], self.codec)
+        places = pa.array(np.cumsum(good) - 1, mask=~good)
+        reasons = pa.array(np.full(count, NOT_FINITE, dtype=object), mask=good, type=pa.string())
+        return packed.take(places) if len(packed) else pa.nulls(count, pa.binary()), reasons
 
     def _rejected(self, users: Users, owner: Int64) -> pa.RecordBatch:
         count = len(owner)

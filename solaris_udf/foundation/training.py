@@ -40,7 +40,7 @@ class Plan:
     embedding_dim: int = 32
     epochs: int = 3
     projection_epochs: int = 2
-    batch: int = 256
+    batch: int = 64
     learning_rate: float = 3e-3
     weight_decay: float = 0.01
     id_dropout: float = 0.5
@@ -147,7 +147,9 @@ class _Trainer:
     def fit(self, training: Int64, validation: Int64) -> None:
         """Epochs until the validation loss stops falling; the model keeps the best epoch's weights."""
         plan = self.plan
-        optimizer = torch.optim.AdamW(self.model.parameters(), plan.learning_rate, weight_decay=plan.weight_decay)
+        optimizer = torch.optim.AdamW(
+            self.model.parameters(), plan.learning_rate, weight_decay=plan.weight_decay, fused=True
+        )
         steps = -(-len(training) // plan.batch) // self.workers
         total = max(1, steps * plan.epochs)
         losses, best = self._resume(optimizer)
@@ -238,7 +240,7 @@ class _Trainer:
         return torch.cat([hidden.float() for hidden, _ in found]), torch.cat([logits.float() for _, logits in found])
 
     def _in_order(self, states: Int64) -> list[Int64]:
-        size = 4 * self.plan.batch
+        size = max(1024, self.plan.batch)
         order = states[np.argsort(self._lengths(states), kind="stable")]
         return [np.sort(order[start : start + size]) for start in range(0, len(order), size)]
 
