@@ -76,6 +76,18 @@ def test_an_exported_model_computes_what_the_module_does(exported, tmp_path, spl
     assert "error" not in found.values() and (found.get("split") == "warning") is not split
 
 
+@pytest.mark.slow
+def test_a_compiled_model_computes_the_same_at_any_size(exported):
+    if shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a C++ compiler")
+    model = load_model(exported, compiled=True)
+    for pairs in (3, 5):
+        index, ids = np.arange(pairs) % 2, np.arange(pairs)
+        given = {"item_id": ids, "item_dense": np.stack([ids + 0.5, ids], axis=1).astype(np.float32)}
+        embedding, _ = model.start_pairs(model.encode_users(USERS), index, given)()
+        assert embedding.tolist() == [[7 + place, item + 0.5] for place, item in zip(index, ids, strict=True)]
+
+
 def test_the_version_is_the_hash_of_the_description_and_the_same_on_a_second_export(exported, tmp_path):
     again = export_split_model(Encoder(), Head(), tmp_path / "x", name="small", inputs=INPUTS, heads=["click"], dense=2)
     assert again.version == sha256_of(exported / "model.json")[:12]
