@@ -52,7 +52,7 @@ def means_per_user(pairs: DataFrame, weighting: Weighting) -> DataFrame:
 def run(run: Run, settings: Settings) -> Report:
     """Loads the window's pairs, takes the mean per user, saves the slice."""
     window = recent_pair_embeddings(run.tables, run.as_of, run.config.serving.user_mean_hours)
-    version = model_version_at(run.config, run.as_of, window)
+    version = model_version_at(run, window)
     pairs = window.where(F.col("model_version") == (version or ""))
     weighting = Weighting(micros(run.as_of), settings.half_life_hours, settings.weight_by_probability)
     means = means_per_user(pairs, weighting).persist()

@@ -26,10 +26,10 @@ from jobs.common.config import Section
 from jobs.common.errors import RunFailed, UserError
 from jobs.common.log import fresh_pair_embeddings, recent_pair_embeddings
 from jobs.common.main import main
-from jobs.common.models import latest_model
 from jobs.common.runs import Report, Run
 from jobs.common.snapshot_checks import check_lookups, count_totals
 from jobs.common.snapshot_users import fresh_user_means, neighbor_lists, resolve_users
+from jobs.common.versions import served_model
 from solaris_udf.snapshot.errors import SnapshotError
 from solaris_udf.snapshot.layout import MANIFEST, STAGING_PREFIX, is_safe_name
 from solaris_udf.snapshot.manifest import Manifest
@@ -112,11 +112,14 @@ def shard_rows(pairs: DataFrame, users: DataFrame, shards: int) -> DataFrame:
 
 
 def find_source(run: Run) -> Source:
-    """The model version to export: that of the newest foundation model at as_of; without one, the only one in use.
+    """The model version to export: that of the served foundation model; without one, the only one in use.
 
     Raises UserError if there is no model and the fresh embeddings have none, or several, versions.
     """
-    folder = latest_model(run.config, "foundation", run.as_of)
+    try:
+        folder = served_model(run)
+    except ValueError as error:
+        raise UserError(f"export_snapshot {run.slice}: {error}") from None
     if folder is not None:
         from solaris_udf.foundation.contract import load_description
 

@@ -174,7 +174,7 @@ def run(run: Run, settings: Settings) -> Report:
     """Loads the users' latest embeddings, searches, saves the slice."""
     oldest = slice_of(run.as_of - timedelta(days=settings.embedding_days))
     stored = run.tables.read("user_embeddings").where((F.col("slice") > oldest) & (F.col("slice") <= run.slice))
-    version = model_version_at(run.config, run.as_of, stored) or ""
+    version = model_version_at(run, stored) or ""
     seen = log_before(run.tables, run.as_of, settings.days * 24).select("user_id").distinct()
     k = run.config.serving.neighbors
     units = (

@@ -107,6 +107,11 @@ class Serving(Section):
     )
     min_similarity: float = Field(0.0, ge=-1, le=1, description="A less similar neighbour answers nothing")
     neighbors: int = Field(10, ge=1, description="Neighbours kept for each user")
+    rollout_share: float = Field(
+        0.8,
+        ge=0,
+        description="A new model's embeddings are served once its fresh pairs are this share of the older model's",
+    )
     publish_delay_minutes: float = Field(
         10.0, ge=0, description="From a run's as_of until its snapshot is taken as live"
     )

@@ -13,14 +13,19 @@ def model_folder(config: Config, kind: str, as_of: datetime) -> Path:
     return Path(config.path("models", kind)) / slice_of(as_of)
 
 
-def latest_model(config: Config, kind: str, as_of: datetime) -> Path | None:
-    """The newest model trained at or before as_of: a backfill gets the model of its time. None if there is none.
+def models_until(config: Config, kind: str, as_of: datetime) -> list[Path]:
+    """The models trained at or before as_of, newest first: a backfill gets those of its time.
 
     A folder counts once it holds model.json, which trainers write last.
     """
     folder = Path(config.path("models", kind))
     names = [path.parent.name for path in folder.glob("*/model.json") if path.parent.name <= slice_of(as_of)]
-    return folder / max(names) if names else None
+    return [folder / name for name in sorted(names, reverse=True)]
+
+
+def latest_model(config: Config, kind: str, as_of: datetime) -> Path | None:
+    """The newest model trained at or before as_of; None if there is none."""
+    return next(iter(models_until(config, kind, as_of)), None)
 
 
 def require_model(config: Config, kind: str, as_of: datetime) -> Path:

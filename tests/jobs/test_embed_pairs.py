@@ -47,14 +47,20 @@ def description(version="m1", dim=3):
     )
 
 
-def fake(log, bad=()):
-    """Embedding of a pair: clicks of the user, item id mod 7, 1. Writes its calls down, so that they can be counted."""
+def fake(log, bad=(), killed_after=None):
+    """Embedding of a pair: clicks of the user, item id mod 7, 1. Writes its calls down, so that they can be counted.
+
+    killed_after: once this many pairs were written down, the worker that gets the next ones is killed, one time.
+    """
 
     def load():
         with Path(log, f"load-{os.getpid()}").open("a") as file:
             file.write("x")
 
         def embed(state, index, items):
+            if killed_after and len(computed(Path(log))) >= killed_after and not Path(log, "killed").exists():
+                Path(log, "killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
             with Path(log, f"pairs-{os.getpid()}").open("a") as file:
                 file.writelines(f"{item}\n" for item in items["item_id"])
             out = np.stack([state[index], items["item_id"] % 7, np.ones(len(index))], axis=1).astype(np.float32)
@@ -186,6 +192,24 @@ def test_a_model_outside_the_roots_is_the_users_to_fix(make_run, tmp_path):
     run, settings = make_run("embed_pairs", AS_OF, f"embed_pairs.model={tmp_path}/elsewhere")
     with pytest.raises(UserError, match="outside the allowed roots"):
         job.run(run, settings)
+
+
+@pytest.mark.slow
+def test_after_a_killed_worker_a_rerun_computes_only_what_is_missing(tables, fill, make_run, with_model):
+    fill("candidate_pairs", [{"user_id": user, "item_id": item} for user in range(12) for item in range(3)])
+    log = with_model(killed_after=10)
+    run, settings = make_run("embed_pairs", AS_OF, "embed_pairs.chunk_pairs=12")
+    with pytest.raises(Exception, match=r"[Pp]ython worker"):
+        job.run(run, settings)
+    assert tables.read("pair_embeddings").count() == 0
+    saved = run.spark.read.parquet(*map(str, Path(run.config.path("staging")).rglob("chunk-*/*.parquet"))).count()
+    before = len(computed(log))
+    assert saved >= 10
+    report = job.run(run, settings)
+    assert report.metrics["reused"] == saved and len(computed(log)) == before + 36 - saved
+    rows = tables.read("pair_embeddings").collect()
+    assert len({(row.user_id, row.item_id) for row in rows}) == len(rows) == 36
+    assert all(decode([bytes(row.embedding)])[0].tolist() == [0, row.item_id % 7, 1] for row in rows)
 
 
 KILLED = """
