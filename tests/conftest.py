@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from jobs.common.config import Config, load_config
 from schemas import TABLES
@@ -24,6 +25,8 @@ SESSION = [
     "spark.shuffle_partitions=2",
     "spark.conf={" + ", ".join(f'"{key}" = "{value}"' for key, value in CONF.items()) + "}",
 ]
+settings.register_profile("suite", deadline=None)  # how long an example takes says nothing about what is right
+settings.load_profile("suite")
 AS_OF = datetime(2026, 1, 3, tzinfo=UTC)
 
 

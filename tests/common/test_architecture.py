@@ -18,7 +18,7 @@ ALLOWED = {
     "solaris_udf": ("solaris_udf", "schemas"),
     "schemas": ("schemas",),
 }
-READER_MAY_IMPORT = {"numpy", "pyarrow", "numba", "solaris_udf"}
+READER_MAY_IMPORT = {"numpy", "pyarrow", "numba", "llvmlite", "solaris_udf"}
 
 
 def imports(path):

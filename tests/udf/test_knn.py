@@ -47,7 +47,7 @@ def users(draw, max_users=60):
     return unit_vectors(vectors)[0], np.array(ids, dtype=np.int64)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(users(), st.integers(1, 12))
 def test_top_k_is_brute_force_to_the_tie(drawn, k):
     vectors, ids = drawn
@@ -55,7 +55,7 @@ def test_top_k_is_brute_force_to_the_tie(drawn, k):
     assert as_lists(top_k(vectors, vectors, ids, k)) == brute_force(vectors, vectors, ids, k)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(users(), st.integers(1, 6), st.integers(1, 8), st.randoms())
 def test_searching_every_cell_in_any_grouping_is_exact(drawn, k, group_rows, random):
     """The stages as Spark runs them: assigned, routed, sorted by group, searched, merged, with all cells probed."""

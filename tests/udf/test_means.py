@@ -49,7 +49,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(ROWS, st.data())
 def test_means_are_those_of_the_latest_row_per_pair_wherever_batches_end(rows, data):
     cuts = data.draw(st.lists(st.integers(0, len(rows)), max_size=6))

@@ -64,7 +64,7 @@ def as_stored(codec, vector):
     return decode(encode([vector or (0.0, 0.0)], codec), codec)[0].tolist()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_a_lookup_agrees_with_a_dictionary(data):
     ids = st.sampled_from(IDS)
