@@ -93,11 +93,16 @@ def search_cells(
     )
     partial = (
         routed.repartitionById(groups.count, F.col("group"))
-        .sortWithinPartitions("group", "is_query", "user_id")
+        .sortWithinPartitions("group", "is_query")
         .mapInArrow(lambda batches: stages.search_groups(batches, k), stages.PARTIAL_DDL)
     )
-    zero = units.where("zero").select("user_id", "embedding_micros", F.lit(0).alias("cell"))
-    owners = assigned.select("user_id", "embedding_micros", "cell").unionByName(zero)
+    found = (
+        partial.repartition("user_id")
+        .sortWithinPartitions("user_id")
+        .mapInArrow(lambda batches: stages.merge_hits(batches, k), stages.FOUND_DDL)
+    )
+    nobody = F.array().cast(stages.NEIGHBORS_DDL).alias("neighbors")
+    zero = units.where("zero").select("user_id", "embedding_micros", F.lit(0).alias("cluster_id"), nobody)
     figures = {
         "cells": len(centroids),
         "probes": probing.probes,
@@ -106,32 +111,7 @@ def search_cells(
         "groups": groups.count,
         "largest_cell": int(counts.max()),
     }
-    return best_of_groups(partial, owners, k), figures, assigned
-
-
-def best_of_groups(partial: DataFrame, owners: DataFrame, k: int) -> DataFrame:
-    """The k best of each user's hits over the groups they visited. Every row of owners comes out, also without hits."""
-    no_hits = F.array().cast("array<struct<user_id: bigint, similarity: float>>")
-    rows = partial.withColumns(
-        {
-            "embedding_micros": F.lit(None).cast("bigint"),
-            "cell": F.lit(None).cast("int"),
-        }
-    ).unionByName(owners.withColumn("neighbors", no_hits))
-    # Ascending by (-similarity, id): most similar first, ties by id. A user sits in one group, so nobody comes twice.
-    ordered = F.sort_array(
-        F.transform(
-            F.flatten(F.collect_list("neighbors")),
-            lambda hit: F.struct((-hit["similarity"]).alias("far"), hit["user_id"].alias("user_id")),
-        )
-    )
-    hits = F.transform(
-        F.slice(ordered, 1, k),
-        lambda hit: F.struct(hit["user_id"].alias("user_id"), (-hit["far"]).alias("similarity")),
-    )
-    return rows.groupBy("user_id").agg(
-        F.max("embedding_micros").alias("embedding_micros"), F.max("cell").alias("cluster_id"), hits.alias("neighbors")
-    )
+    return found.unionByName(zero), figures, assigned
 
 
 def _measured_probes(

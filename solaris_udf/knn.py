@@ -22,7 +22,8 @@ Bool = npt.NDArray[np.bool_]
 
 GRID = float(2**26)
 BLOCK_VALUES = 1 << 22  # float64 values of one temporary: 32 MB
-MARGIN = 8  # candidates beyond k; more make a full search rarer and the ranking dearer
+RANKED_VALUES = 1 << 17  # float64 values ranked at once: 1 MB, which stays in a core's cache
+MARGIN = 4  # candidates beyond k; more make a full search rarer and the ranking dearer
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def _cosine(product: Float64) -> Float32:
 
 def _exact_similarity(queries: Float32, base: Float32, found: Int64) -> Float32:
     out = np.empty(found.shape, dtype=np.float32)
-    step = max(1, BLOCK_VALUES // (found.shape[1] * queries.shape[1] or 1))
+    step = max(1, RANKED_VALUES // (found.shape[1] * queries.shape[1] or 1))
     for start in range(0, len(queries), step):
         part = slice(start, start + step)
         product = np.einsum("qmd,qd->qm", base[found[part]].astype(np.float64), queries[part].astype(np.float64))

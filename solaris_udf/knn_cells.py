@@ -44,30 +44,32 @@ class CellIndex:
         if not visits:
             return no_hits(len(queries), k)
 
-        # Candidates of all visits, then the best `fetch` of each query among them.
-        rows, found, values = [], [], []
-        reachable = np.zeros(len(queries), dtype=np.int64)
+        # The best `fetch` candidates of each query over its visits, and a bound on all that were left out.
+        candidates = np.full((len(queries), fetch), -1, dtype=np.int64)
+        values = np.full((len(queries), fetch), -np.inf, dtype=np.float32)
+        left_out = np.full(len(queries), -np.inf, dtype=np.float32)
+        visited = np.zeros(len(queries), dtype=bool)
         for at, who in visits:
             start, end = int(self.starts[at]), int(self.ends[at])
             count = min(fetch, end - start)
-            approximate, local = faiss.knn(
+            value, local = faiss.knn(
                 np.ascontiguousarray(queries[who]), self.vectors[start:end], count, metric=faiss.METRIC_INNER_PRODUCT
             )
-            rows.append(np.repeat(who, count))
-            found.append(local.ravel() + start)
-            values.append(approximate.ravel())
-            reachable[who] += end - start
-        row, place_found, value = np.concatenate(rows), np.concatenate(found), np.concatenate(values)
-        best = np.lexsort((place_found, -value, row))
-        row, place_found, value = row[best], place_found[best], value[best]
-        first_of = np.searchsorted(row, np.arange(len(queries)))
-        nth = np.arange(len(row)) - first_of[row]
-        kept = nth < fetch
-        candidates = np.full((len(queries), fetch), -1, dtype=np.int64)
-        candidates[row[kept], nth[kept]] = place_found[kept]
-        left_out = np.full(len(queries), -np.inf, dtype=np.float32)
-        last_kept = (nth == fetch - 1) & (reachable[row] > fetch)
-        left_out[row[last_kept]] = value[last_kept]
+            local += start
+            if count < end - start:
+                left_out[who] = np.maximum(left_out[who], value[:, -1])
+            again = visited[who]
+            once, twice = who[~again], who[again]
+            candidates[once, :count], values[once, :count] = local[~again], value[~again]
+            if len(twice):
+                value = np.concatenate([values[twice], value[again]], axis=1)
+                local = np.concatenate([candidates[twice], local[again]], axis=1)
+                order = np.argpartition(-value, fetch - 1, axis=1)
+                best, rest = order[:, :fetch], order[:, fetch:]
+                candidates[twice] = np.take_along_axis(local, best, 1)
+                values[twice] = np.take_along_axis(value, best, 1)
+                left_out[twice] = np.maximum(left_out[twice], np.take_along_axis(value, rest, 1).max(axis=1))
+            visited[who] = True
 
         ids, similarity, unsure = settle(queries, self.vectors, self.ids, k, query_ids, candidates, left_out)
         if len(unsure):

@@ -12,7 +12,7 @@ TRAIN_BYTES = 64 << 20  # k-means runs in the driver on at most this much
 TRAIN_ROWS_PER_CELL = 64  # faiss warns below 39 and gains nothing above 256
 MAX_CELLS = 16_384  # 1 for each square root of n up to 268M users
 GROUP_BYTES = 16 << 20  # base vectors that one task holds
-GROUP_ROWS = 32_768
+GROUP_ROWS = 65_536
 KMEANS_ROUNDS = 10
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from solaris_udf.codec import decode
-from solaris_udf.knn import Float32, Hits, Int64, no_hits, task_threads, top_k, unit_vectors, use_threads
+from solaris_udf.knn import Float32, Hits, Int64, no_hits, rank, task_threads, top_k, unit_vectors, use_threads
 from solaris_udf.knn_cells import CellIndex, nearest_cells
 from solaris_udf.knn_plan import Groups
 
@@ -23,8 +23,12 @@ UNITS_DDL = "user_id BIGINT, embedding_micros BIGINT, vector BINARY, zero BOOLEA
 FOUND_DDL = f"user_id BIGINT, embedding_micros BIGINT, cluster_id INT, neighbors {NEIGHBORS_DDL}"
 ASSIGNED_DDL = "user_id BIGINT, embedding_micros BIGINT, vector BINARY, cell INT"
 SAMPLE_DDL = "query INT, user_id BIGINT, similarity FLOAT, cell INT"
-ROUTED_DDL = "`group` INT, is_query BOOLEAN, user_id BIGINT, vector BINARY, cells ARRAY<INT>"
-PARTIAL_DDL = f"user_id BIGINT, neighbors {NEIGHBORS_DDL}"
+ROUTED_DDL = (
+    "`group` INT, is_query BOOLEAN, user_id BIGINT, embedding_micros BIGINT, cell INT, vector BINARY, cells ARRAY<INT>"
+)
+# Lists that are still to be merged travel as binary: Spark unpacks and packs every nested value.
+PARTIAL_DDL = "user_id BIGINT, embedding_micros BIGINT, cell INT, hits BINARY"
+PACKED = np.dtype([("id", "<i8"), ("similarity", "<f4")])
 
 
 def unit_rows(batches: Batches) -> Batches:
@@ -142,22 +146,23 @@ def route(batches: Batches, centroids: Float32, groups: Groups, probes: int) -> 
 def _routed(
     batch: pa.RecordBatch, group: Int64, is_query: bool, who: Int64, offsets: Int64, cells: Int64
 ) -> pa.RecordBatch:
+    rows = batch.take(pa.array(who))
     return pa.RecordBatch.from_arrays(
         [
             pa.array(group.astype(np.int32)),
             pa.array(np.full(len(who), is_query)),
-            batch.column("user_id").take(pa.array(who)),
-            batch.column("vector").take(pa.array(who)),
+            *(rows.column(name) for name in ("user_id", "embedding_micros", "cell", "vector")),
             pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(cells.astype(np.int32))),
         ],
-        names=["group", "is_query", "user_id", "vector", "cells"],
+        names=["group", "is_query", "user_id", "embedding_micros", "cell", "vector", "cells"],
     )
 
 
 def search_groups(batches: Batches, k: int) -> Batches:
     """ROUTED_DDL rows, sorted by group and is_query (base first), to PARTIAL_DDL: each query's k nearest in the group.
 
-    Holds the base vectors of one group and one batch of queries, however many queries come.
+    Holds the base vectors of one group and one batch of queries, however many queries come. Every user has a row at
+    least: their own cell is the first that they probe.
     """
     use_threads(task_threads())
     group, parts, index = -1, list[pa.RecordBatch](), None
@@ -174,9 +179,56 @@ def search_groups(batches: Batches, k: int) -> Batches:
                 parts.append(rows)
             elif parts:
                 index = index or _index_of(parts)
-                users = rows.column("user_id")
                 hits = index.search(from_binary(rows.column("vector")), _ints(rows, "user_id"), rows.column("cells"), k)
-                yield pa.RecordBatch.from_arrays([users, to_lists(hits)], names=["user_id", "neighbors"])
+                kept = [rows.column(name) for name in ("user_id", "embedding_micros", "cell")]
+                yield pa.RecordBatch.from_arrays(
+                    [*kept, _packed(hits)], names=["user_id", "embedding_micros", "cell", "hits"]
+                )
+
+
+def merge_hits(batches: Batches, k: int) -> Batches:
+    """PARTIAL_DDL rows, sorted by user_id, to FOUND_DDL: the k best of each user's lists, most similar first, ties by
+    id. A user sits in one group, so nobody comes twice."""
+    held: pa.RecordBatch | None = None  # the last user's rows, who may go on in the next batch
+    for batch in batches:
+        rows = batch if held is None else pa.concat_batches([held, batch])
+        if rows.num_rows == 0:
+            continue
+        last = int(np.searchsorted(_ints(rows, "user_id"), _ints(rows, "user_id")[-1]))
+        held = rows.slice(last)
+        if last:
+            yield _merged(rows.slice(0, last), k)
+    if held is not None:
+        yield _merged(held, k)
+
+
+def _merged(rows: pa.RecordBatch, k: int) -> pa.RecordBatch:
+    users = _ints(rows, "user_id")
+    starts = np.flatnonzero(np.concatenate([[True], users[1:] != users[:-1]]))
+    visits = np.diff(np.append(starts, len(users)))
+    packed = from_binary(rows.column("hits")).view(PACKED).reshape(len(users), k)
+    ids, similarity = packed["id"][starts], packed["similarity"][starts]
+    for nth in range(1, int(visits.max())):
+        who = np.flatnonzero(visits > nth)
+        more = packed[starts[who] + nth]
+        ids[who], similarity[who] = rank(
+            np.concatenate([ids[who], more["id"]], axis=1),
+            np.concatenate([similarity[who], more["similarity"]], axis=1),
+            k,
+        )
+    first = rows.take(pa.array(starts))
+    hits = Hits(ids, similarity, np.isfinite(similarity).sum(axis=1))
+    return pa.RecordBatch.from_arrays(
+        [*(first.column(name) for name in ("user_id", "embedding_micros", "cell")), to_lists(hits)],
+        names=["user_id", "embedding_micros", "cluster_id", "neighbors"],
+    )
+
+
+def _packed(hits: Hits) -> pa.Array:
+    """Hits as binary of one length, padding included."""
+    packed = np.empty(hits.ids.shape, PACKED)
+    packed["id"], packed["similarity"] = hits.ids, hits.similarity
+    return to_binary(packed.view("<f4").reshape(len(packed), -1))
 
 
 def _index_of(parts: list[pa.RecordBatch]) -> CellIndex:
@@ -187,7 +239,7 @@ def _index_of(parts: list[pa.RecordBatch]) -> CellIndex:
 
 
 def to_binary(vectors: Float32) -> pa.Array:
-    """float32 vectors [n, d] as binary."""
+    """float32 vectors [n, d] as binary of one length."""
     raw = np.ascontiguousarray(vectors, dtype="<f4")
     offsets = np.arange(len(raw) + 1, dtype=np.int32) * np.int32(4 * raw.shape[1])
     return pa.Array.from_buffers(pa.binary(), len(raw), [None, pa.py_buffer(offsets), pa.py_buffer(raw.tobytes())])

@@ -69,11 +69,14 @@ def test_searching_every_cell_in_any_grouping_is_exact(drawn, k, group_rows, ran
     base = routed.filter(pa.compute.invert(routed.column("is_query")))
     assert sorted(base.column("user_id").to_pylist()) == sorted(ids.tolist())  # everybody stands in exactly one group
     ordered = routed.sort_by([("group", "ascending"), ("is_query", "ascending"), ("user_id", "ascending")])
-    found: dict[int, list[tuple[float, int]]] = {int(id_): [] for id_ in ids}
-    for batch in knn_search.search_groups(iter(_cut(ordered.combine_chunks().to_batches()[0], random)), k):
-        for row in batch.to_pylist():
-            found[row["user_id"]] += [(-hit["similarity"], hit["user_id"]) for hit in row["neighbors"]]
-    assert [sorted(found[int(id_)])[:k] for id_ in ids] == brute_force(vectors, vectors, ids, k, ids)
+    partial = list(knn_search.search_groups(iter(_cut(ordered.combine_chunks().to_batches()[0], random)), k))
+    by_user = pa.Table.from_batches(partial).sort_by("user_id").combine_chunks().to_batches()[0]
+    found = {
+        row["user_id"]: [(-hit["similarity"], hit["user_id"]) for hit in row["neighbors"]]
+        for batch in knn_search.merge_hits(iter(_cut(by_user, random)), k)
+        for row in batch.to_pylist()
+    }
+    assert [found[int(id_)] for id_ in ids] == brute_force(vectors, vectors, ids, k, ids)
 
 
 def _batch(vectors, ids):
