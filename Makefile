@@ -1,11 +1,12 @@
 # `make` lists the targets. Each does its own set-up (Python 3.11+ and Java 17+ are all it needs).
 SHELL := /bin/bash
 DATA ?= world
+export PORT ?= 8080
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types check docs constraints clean
+.PHONY: help setup demo airflow test lint types check docs dist constraints clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: .venv/.ready ## virtual environment, locked dependencies, Delta jars (the others call it)
 
@@ -14,6 +15,9 @@ setup: .venv/.ready ## virtual environment, locked dependencies, Delta jars (the
 
 demo: setup ## the whole pipeline and a report, on a simulated ad platform (DATA=movielens-100k: on that log)
 	@.venv/bin/solaris demo --data $(DATA)
+
+airflow: setup ## a local Airflow with the DAGs and demo data, on 127.0.0.1 (PORT=8080); Ctrl-C ends all of it
+	@exec .venv/bin/python scripts/contained.py .venv/bin/python scripts/local_airflow.py
 
 test: setup ## the test suite, in two processes
 	@.venv/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
@@ -28,6 +32,9 @@ check: lint types test ## all that CI checks
 
 docs: setup ## regenerate docs/tables.md and docs/config.md
 	@.venv/bin/python scripts/generate_docs.py
+
+dist: setup ## dist/solaris.zip for --py-files (ENVIRONMENT=1: also environment.tar.gz for --archives)
+	@.venv/bin/python scripts/build_dist.py $(if $(ENVIRONMENT),--environment)
 
 constraints: setup ## lock every dependency of every extra into constraints.txt
 	@env -u UV_FIND_LINKS -u PIP_FIND_LINKS .venv/bin/python -m uv pip compile --quiet --universal --python-version 3.11 \

@@ -19,12 +19,13 @@ PIPELINE = [
 ]
 AIRFLOW = [
     "apache-airflow==3.3.2",
+    "psutil>=5.9",
     "apache-airflow-providers-apache-spark==6.3.4",
     # The provider pulls pyspark-client, which installs into pyspark's own folder: the two must be the same version.
     "pyspark-client==4.2.0",
 ]
 REDIS = ["redis>=5", "hiredis>=3"]
-S3 = ["s3fs>=2024.6", "boto3>=1.35"]
+S3 = ["boto3>=1.36"]
 FAST = ["numba>=0.61"]
 
 setup(
@@ -57,6 +58,10 @@ setup(
             *AIRFLOW,
             *REDIS,
             *FAST,
+            *S3,
+            "moto[s3]>=5",  # the S3 server of the object-store tests, with flask
+            "flask>=3",
+            "flask-cors>=5",
             "pytest>=8",
             "pytest-xdist>=3.6",
             "hypothesis>=6",

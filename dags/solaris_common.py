@@ -1,4 +1,4 @@
-"""What the SOLARIS DAGs share: the spark-submit task of a job, the logical time of a run, and the trigger form.
+"""What the SOLARIS DAGs share: the task of a job, the logical time of a run, the trigger form and the deadline.
 
 Imports Airflow only, so that the DAG files parse anywhere; the jobs run in the Python that spark-submit starts. Where
 they are and how they reach Spark comes from the environment of the Airflow processes:
@@ -9,8 +9,11 @@ they are and how they reach Spark comes from the environment of the Airflow proc
 | `SOLARIS_SPARK_CONN_ID` | `solaris_spark` | Airflow connection of type Spark: the master |
 | `SOLARIS_SPARK_PROPERTIES` | spark-defaults.conf of spark-submit | properties file, for example conf/spark-yarn.conf |
 | `SOLARIS_PY_FILES` | none | zip of the packages, where the executors have no installation |
+| `SOLARIS_ARCHIVES` | none | environment of the executors, such as hdfs:///solaris/environment.tar.gz#environment |
 | `SOLARIS_GPU_POOL` | `solaris_gpu` | pool of the tasks that run the foundation model |
-| `SOLARIS_REFRESH_CRON`, `SOLARIS_DAILY_CRON` | `0 * * * *`, `30 0 * * *` | schedules, UTC |
+| `SOLARIS_CONFIG` | `conf/local.toml` | what the trigger form offers as config file |
+| `SOLARIS_ALERT_URL` | none | webhook that is told of missed deadlines |
+| `SOLARIS_REFRESH_CRON`, `SOLARIS_DAILY_CRON` | `0 * * * *`, `30 0 * * *` | schedules, UTC; empty: none |
 """
 
 import os
@@ -19,17 +22,20 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import DAG, Asset, Param
+from airflow.sdk import DAG, Asset, DeadlineAlert, DeadlineReference, Param, SyncCallback, TriggerRule
 from airflow.sdk.exceptions import AirflowFailException
+from solaris_alerts import missed_deadline
+from solaris_operator import SparkJobOperator
 
 HOME = Path(os.environ.get("SOLARIS_HOME") or Path(__file__).resolve().parents[1])
 CONNECTION = os.environ.get("SOLARIS_SPARK_CONN_ID", "solaris_spark")
 PROPERTIES = os.environ.get("SOLARIS_SPARK_PROPERTIES", "")
 PY_FILES = os.environ.get("SOLARIS_PY_FILES", "")
+ARCHIVES = os.environ.get("SOLARIS_ARCHIVES", "")
+CONFIG = os.environ.get("SOLARIS_CONFIG", "conf/local.toml")
 GPU_POOL = os.environ.get("SOLARIS_GPU_POOL", "solaris_gpu")
-REFRESH_CRON = os.environ.get("SOLARIS_REFRESH_CRON", "0 * * * *")
-DAILY_CRON = os.environ.get("SOLARIS_DAILY_CRON", "30 0 * * *")
+REFRESH_CRON = os.environ.get("SOLARIS_REFRESH_CRON", "0 * * * *") or None
+DAILY_CRON = os.environ.get("SOLARIS_DAILY_CRON", "30 0 * * *") or None
 
 TIME = r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(Z|[+-]\d{2}:\d{2})$"
 SETTING = r"^[a-z_]+\.[a-z_]+=.+$"
@@ -56,7 +62,7 @@ def common_params() -> dict[str, Param]:
             "data interval of a scheduled run, the last full hour (UTC) of one triggered by hand.",
         ),
         "config": Param(
-            "conf/local.toml",
+            CONFIG,
             type="string",
             minLength=1,
             pattern=r"^[^-]",
@@ -71,11 +77,18 @@ def common_params() -> dict[str, Param]:
             description="Name of a mapping in conf/datasets, or the path of a mapping file. Empty: the config's own.",
         ),
         "settings": Param(
-            [],
-            type="array",
+            None,
+            type=["null", "array"],
             items={"type": "string", "pattern": SETTING},
             title="Further settings",
             description="One section.key=value a line, such as serving.ttl_hours=12. They win over the config file.",
+        ),
+        "dry_run": Param(
+            False,
+            type="boolean",
+            title="Dry run",
+            description="Check each command, its config and its Python on the worker, read and write nothing. Tasks "
+            "end as skipped.",
         ),
     }
 
@@ -110,14 +123,22 @@ def as_of(params: Mapping[str, Any], dag_run: Any) -> str:
 
 def arguments(params: Mapping[str, Any], dag_run: Any, job: str) -> list[str]:
     """The command line of a job file. Relative config and dataset paths are below SOLARIS_HOME."""
-    settings = list(params["settings"])
+    settings = list(params.get("settings") or [])
     if params.get("dataset"):
         dataset = str(params["dataset"])
         settings.append(f"log.dataset={_below_home(dataset) if '/' in dataset else dataset}")
     if job == "predict_pairs" and params.get("budget"):
         settings.append(f"predict_pairs.budget={params['budget']}")
     config = _below_home(str(params["config"]))
-    return ["--as-of", as_of(params, dag_run), "--config", config, *(f"--set={setting}" for setting in settings)]
+    dry_run = ["--dry-run"] if params.get("dry_run") else []
+    return [
+        "--as-of",
+        as_of(params, dag_run),
+        "--config",
+        config,
+        *(f"--set={setting}" for setting in settings),
+        *dry_run,
+    ]
 
 
 def _below_home(path: str) -> str:
@@ -142,10 +163,11 @@ VERIFIER = Asset(name="solaris_verifier_model", uri="x-solaris://models/verifier
 RELEASED = Asset(name="solaris_released_model", uri="x-solaris://models/released")
 
 
-def job(name: str, outlets: Sequence[Asset] = (), **options: Any) -> SparkSubmitOperator:
+def job(name: str, outlets: Sequence[Asset] = (), **options: Any) -> SparkJobOperator:
     """The task of a job: spark-submit of jobs/NAME.py. options go to the operator."""
     options.setdefault("pre_execute", check_time)
-    return SparkSubmitOperator(
+    options.setdefault("trigger_rule", TriggerRule.NONE_FAILED)  # the tasks of a dry run are skipped
+    return SparkJobOperator(
         task_id=name,
         application=str(HOME / "jobs" / f"{name}.py"),
         application_args=f"{{{{ arguments(params, dag_run, '{name}') }}}}",  # a list, as templates render natively
@@ -153,13 +175,17 @@ def job(name: str, outlets: Sequence[Asset] = (), **options: Any) -> SparkSubmit
         conn_id=CONNECTION,
         properties_file=PROPERTIES or None,
         py_files=PY_FILES or None,
+        archives=ARCHIVES or None,
         outlets=list(outlets),
         **options,
     )
 
 
-def dag(dag_id: str, doc: str | None, params: Mapping[str, Param], **options: Any) -> DAG:
-    """A DAG of the pipeline: one run at a time, no catch-up, the runbook as its documentation."""
+def dag(dag_id: str, doc: str | None, params: Mapping[str, Param], deadline: timedelta, **options: Any) -> DAG:
+    """A DAG of the pipeline: one run at a time, no catch-up, the runbook as its documentation.
+
+    deadline: how long after being queued a run should have ended; one that has not raises an alert, nothing more.
+    """
     text = (doc or "").strip()
     return DAG(
         dag_id=dag_id,
@@ -169,6 +195,12 @@ def dag(dag_id: str, doc: str | None, params: Mapping[str, Param], **options: An
         params=dict(params),
         start_date=datetime(2026, 1, 1, tzinfo=UTC),
         catchup=False,
+        deadline=DeadlineAlert(
+            name=f"{dag_id} takes too long",
+            reference=DeadlineReference.DAGRUN_QUEUED_AT,
+            interval=deadline,
+            callback=SyncCallback(missed_deadline, {"minutes": deadline.total_seconds() / 60}),
+        ),
         max_active_runs=1,
         render_template_as_native_obj=True,
         user_defined_macros={"arguments": arguments},

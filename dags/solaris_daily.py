@@ -19,7 +19,7 @@ from datetime import timedelta
 from airflow.sdk import chain
 from solaris_common import DAILY_CRON, VERIFIER, common_params, dag, job, table
 
-with dag("solaris_daily", __doc__, common_params(), schedule=DAILY_CRON, tags=["daily"]):
+with dag("solaris_daily", __doc__, common_params(), timedelta(hours=8), schedule=DAILY_CRON, tags=["daily"]):
     verifier = job("train_verifier", [VERIFIER])
     neighbors = job("find_neighbors", [table("user_neighbors")], execution_timeout=timedelta(hours=6))
     maintain = job("maintain_tables")

@@ -40,7 +40,9 @@ def check_training(context: dict[str, Any]) -> None:
         raise AirflowSkipException("the latest foundation model is evaluated as it is")
 
 
-with dag("solaris_evaluate", __doc__, {"train": TRAIN, **common_params()}, schedule=[RELEASED], tags=["evaluation"]):
+PARAMS = {"train": TRAIN, **common_params()}
+
+with dag("solaris_evaluate", __doc__, PARAMS, timedelta(hours=24), schedule=[RELEASED], tags=["evaluation"]):
     train = job(
         "train_foundation",
         [FOUNDATION],

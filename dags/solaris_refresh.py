@@ -32,7 +32,9 @@ from datetime import timedelta
 from airflow.sdk import chain
 from solaris_common import GPU_POOL, REFRESH_CRON, SNAPSHOT, budget_param, common_params, dag, job, table
 
-with dag("solaris_refresh", __doc__, {**common_params(), **budget_param()}, schedule=REFRESH_CRON, tags=["hourly"]):
+PARAMS = {**common_params(), **budget_param()}
+
+with dag("solaris_refresh", __doc__, PARAMS, timedelta(minutes=55), schedule=REFRESH_CRON, tags=["hourly"]):
     ingest = job("ingest_log", [table("ranking_log"), table("items"), table("label_events")])
     audit = job("audit_coverage", [table("coverage_audit"), table("precompute_ledger")])
     histories = job("update_histories", [table("user_histories")])

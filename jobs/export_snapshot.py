@@ -28,6 +28,7 @@ from jobs.common.log import fresh_pair_embeddings, recent_pair_embeddings
 from jobs.common.main import main
 from jobs.common.runs import Report, Run
 from jobs.common.snapshot_checks import check_lookups, count_totals
+from jobs.common.snapshot_push import push
 from jobs.common.snapshot_users import fresh_user_means, neighbor_lists, resolve_users
 from jobs.common.versions import served_model
 from solaris_udf.snapshot.errors import SnapshotError
@@ -55,6 +56,7 @@ class Settings(Section):
     min_pairs_ratio: float = Field(0.5, ge=0, description="Refuse fewer pairs than this part of the previous'")
     min_users_ratio: float = Field(0.5, ge=0, description="Refuse fewer users than this part of the previous'")
     max_norm_drift: float = Field(0.5, ge=0, description="Refuse a larger relative change of the mean norm")
+    push_to: str = Field("", description="Object store (s3://BUCKET/PREFIX) that gets each snapshot that goes live")
     sample: int = Field(200, ge=0, description="Pairs looked up and compared with the table, about that many")
 
 
@@ -218,6 +220,9 @@ def run(run: Run, settings: Settings) -> Report:
         manifest.snapshot_id,
         "is live" if live else "is older than the live one",
     )
+    if settings.push_to and live:
+        pushed = push(root, manifest.snapshot_id, settings.push_to)
+        log.info("export_snapshot %s: %s bytes sent to %s", run.slice, pushed.bytes, settings.push_to)
     return Report(
         rows_in=totals.pairs + totals.means,
         rows_out=manifest.pairs + manifest.users,

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobs.common.clock import parse_as_of
+from jobs.common.clock import parse_as_of, slice_of
 from jobs.common.config import Config, load_config
 from jobs.common.failures import explain, writable
 from jobs.common.runs import execute, job_module
@@ -53,12 +53,17 @@ def main(job: str, argv: Sequence[str] | None = None) -> None:
         metavar="SECTION.KEY=VALUE",
         help="override one setting; repeatable",
     )
+    parser.add_argument("--dry-run", action="store_true", help="check the call and the config, then stop")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
 
     try:
         as_of = parse_as_of(arguments.as_of, "--as-of")
         config = resolve(arguments.config, arguments.overrides)
+        if arguments.dry_run:
+            where = config.path().rstrip("/")
+            print(f"dry run: {job} {slice_of(as_of)} below {where}, config {config.hash}; nothing was read or written")
+            return
         writable(config.path())
         spark = build_session(config, f"solaris {job} {arguments.as_of}")
         try:

@@ -122,6 +122,28 @@ def gc(
 
 
 @app.command()
+def push(
+    uri: Annotated[str, typer.Argument(help="Such as s3://BUCKET/PREFIX")],
+    snapshot_id: LiveOrId = None,
+    files: ConfigFiles = None,
+    overrides: Overrides = None,
+) -> None:
+    """Copy a snapshot to an object store and make it current there, for fleets without a shared disk."""
+    done = snapshots.to_object_store(_root(files, overrides), snapshot_id, uri)
+    state = "is current there" if done.live else "is there; a later one is current"
+    console.print(f"{done.bytes:,} bytes sent to {uri}; {done.snapshot_id} {state}", highlight=False)
+
+
+@app.command()
+def pull(
+    uri: Annotated[str, typer.Argument(help="Such as s3://BUCKET/PREFIX")],
+    folder: Annotated[str, typer.Argument(help="Snapshots folder on this host")],
+) -> None:
+    """Bring an object store's live snapshot to this host and make it live here."""
+    console.print(f"{snapshots.from_object_store(folder, uri)} is live in {folder}", highlight=False)
+
+
+@app.command()
 def redis(
     url: Annotated[str, typer.Argument(help="Such as redis://127.0.0.1:6379/0")],
     snapshot_id: LiveOrId = None,

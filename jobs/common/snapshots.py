@@ -16,12 +16,14 @@ from typing import Any, ParamSpec, TypeVar
 from jobs.common.clock import from_micros
 from jobs.common.errors import UserError
 from jobs.common.retention import PINNED, leased_snapshots, pinned_snapshots, removable_snapshots
+from jobs.common.snapshot_push import Pushed, push
 from solaris_udf.snapshot.compare import SnapshotDiff, diff
 from solaris_udf.snapshot.errors import SnapshotError
 from solaris_udf.snapshot.layout import STAGING_PREFIX, is_safe_name
 from solaris_udf.snapshot.manifest import Manifest
 from solaris_udf.snapshot.opening import find_snapshot
 from solaris_udf.snapshot.publish import list_snapshots, read_current, read_manifest, set_current
+from solaris_udf.snapshot.pull import pull
 from solaris_udf.snapshot.reader import Snapshot
 from solaris_udf.snapshot.storage import LocalStorage
 
@@ -269,6 +271,18 @@ def _folder(root: str | Path) -> LocalStorage:
     if not Path(root).is_dir():
         raise UserError(f"there is no folder {root}; --config or --set storage.root says where snapshots are")
     return LocalStorage(root)
+
+
+@_one_error
+def to_object_store(root: str | Path, snapshot_id: str | None, uri: str) -> Pushed:
+    """Copies a snapshot (default: the live one) to s3://BUCKET/PREFIX and makes it current there."""
+    return push(root, snapshot_id, uri)
+
+
+@_one_error
+def from_object_store(root: str | Path, uri: str) -> str:
+    """Brings an object store's live snapshot into the folder and makes it live. Returns its id."""
+    return pull(uri, root)
 
 
 def _existing(storage: LocalStorage, name: str) -> None:

@@ -12,6 +12,7 @@ from solaris_udf.snapshot.errors import SnapshotError
 from solaris_udf.snapshot.lookup import Lookup
 from solaris_udf.snapshot.miss_log import MissLog
 from solaris_udf.snapshot.publish import read_current
+from solaris_udf.snapshot.pull import pull
 from solaris_udf.snapshot.reader import Engine, Snapshot, Verify
 from solaris_udf.snapshot.storage import LocalStorage
 
@@ -35,22 +36,26 @@ class SnapshotFollower:
         on_swap: Callable[[Snapshot], None] | None = None,
         engine: Engine = "auto",
         misses: MissLog | None = None,
+        source: str | None = None,
     ) -> None:
         """Opens the live snapshot and starts following. Raises SnapshotError if there is none that can be opened.
 
         shards, verify, engine, misses: as in Snapshot.open; misses are written at every poll. on_swap: called in the
         background thread with each new snapshot before it serves, for example to warm it up; if it raises, the new
-        snapshot is not taken.
+        snapshot is not taken. source: URI of an object store that root follows: each look at CURRENT pulls its live
+        snapshot first.
         """
         if poll_seconds <= 0:
             raise SnapshotError(f"poll_seconds is {poll_seconds}, must be positive")
         self._root, self._verify, self._on_swap, self._engine = Path(root), verify, on_swap, engine
         self._shards = None if shards is None else tuple(shards)
-        self._poll_seconds, self._misses = poll_seconds, misses
+        self._poll_seconds, self._misses, self._source = poll_seconds, misses, source
         self.counters = TierCounters()
         self.swaps = 0
         self.error: str | None = None
         self._stop = threading.Event()
+        if source is not None:
+            pull(source, self._root)
         self._snapshot = self._open()
         self._thread = threading.Thread(target=self._follow, name="snapshot-follower", daemon=True)
         self._thread.start()
@@ -70,6 +75,8 @@ class SnapshotFollower:
         The background thread does this every poll_seconds; it never raises.
         """
         try:
+            if self._source is not None:
+                pull(self._source, self._root)
             if read_current(LocalStorage(self._root)) == self._snapshot.snapshot_id:
                 self.error = None
                 return False

@@ -77,6 +77,8 @@ for name, dag in bag.dags.items():
         "catchup": dag.catchup,
         "max_active_runs": dag.max_active_runs,
         "order": [task.task_id for task in dag.topological_sort()],
+        "deadline": dag.deadline[0].interval.total_seconds() / 60,
+        "alert": dag.deadline[0].callback.path,
         "described": {key: bool(dag.params.get_param(key).description) for key in dag.params},
         "tasks": {
             task.task_id: {
@@ -89,6 +91,7 @@ for name, dag in bag.dags.items():
                 "upstream": sorted(task.upstream_task_ids),
                 "outlets": sorted(asset.uri for asset in task.outlets),
                 "commands": {kind: command(dag, task, run, defaults) for kind, run in RUNS.items()},
+                "dry_run": command(dag, task, RUNS["scheduled"], {**defaults, "dry_run": True}),
                 "filled": command(dag, task, RUNS["scheduled"], {**defaults, **FILLED}),
             }
             for task in dag.tasks

@@ -78,7 +78,10 @@ def test_every_dag_has_a_runbook_tags_one_run_at_a_time_and_no_catch_up(describe
     for name, dag in described["dags"].items():
         assert "## What it does" in dag["doc"] and "## When something fails" in dag["doc"], name
         assert "solaris" in dag["tags"] and dag["max_active_runs"] == 1 and dag["catchup"] is False, name
-        assert all(dag["described"].values()) and {"as_of", "config", "dataset", "settings"} <= set(dag["described"])
+        assert all(dag["described"].values())
+        assert {"as_of", "config", "dataset", "settings", "dry_run"} <= set(dag["described"])
+        assert dag["deadline"] == {"solaris_refresh": 55, "solaris_daily": 8 * 60, "solaris_evaluate": 24 * 60}[name]
+        assert dag["alert"] == "solaris_alerts.missed_deadline"
 
 
 @pytest.mark.parametrize(
@@ -111,6 +114,13 @@ def test_params_reach_the_command_line(described):
     ]
     assert tasks["ingest_log"][1:] == base
     assert tasks["predict_pairs"][1:] == [*base, "--set=predict_pairs.budget=5000"]
+
+
+def test_a_dry_run_reaches_every_command(described):
+    for dag in described["dags"].values():
+        for name, task in dag["tasks"].items():
+            assert task["dry_run"] == [*task["commands"]["scheduled"], "--dry-run"], name
+            assert task["trigger_rule"] == "none_failed", name  # the tasks before it end as skipped
 
 
 def test_the_trigger_form_refuses_what_does_not_validate(described):

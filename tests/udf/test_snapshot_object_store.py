@@ -1,0 +1,191 @@
+"""Publishing to and following from an S3 server on loopback (moto's)."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from jobs.common import snapshots
+from jobs.common.errors import UserError
+from jobs.common.snapshot_push import push
+from solaris_udf.snapshot import Snapshot, SnapshotError, SnapshotFollower
+from solaris_udf.snapshot.pull import pull
+from tests.processes import until
+from tests.udf.snapshot_fakes import HOUR, publish_snapshot
+
+boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[s3]'")
+pytest.importorskip("moto.server", reason="moto is not installed")
+
+OLD = {(1, 1): ((1.0, 1.0), 0), (2, 2): ((2.0, 2.0), 0)}
+NEW = {(1, 1): ((5.0, 5.0), 0), (3, 3): ((3.0, 3.0), 0)}
+LATER = {"slice_name": "20260103T060000Z", "as_of": 6 * HOUR}
+SECRET = "wJalrXUtnFEMIexample"
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def listens():
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) == 0
+
+    until(listens, "the S3 server does not start")
+    yield f"http://127.0.0.1:{port}"
+    server.terminate()
+    server.wait()
+
+
+@pytest.fixture
+def s3(endpoint, monkeypatch, request):
+    """A client, and the URI of a bucket of this test's own."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAexample")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    client = boto3.client("s3")
+    bucket = f"b{abs(hash(request.node.name)) % 10**12}"
+    client.create_bucket(Bucket=bucket)
+    return client, f"s3://{bucket}/ads/snapshots"
+
+
+def current(client, uri):
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    return client.get_object(Bucket=bucket, Key=f"{prefix}/CURRENT")["Body"].read().decode()
+
+
+def value(snapshot, user, item):
+    return snapshot.lookup(np.array([user]), np.array([item]), HOUR).embedding[0].tolist()
+
+
+def test_a_follower_elsewhere_serves_what_was_pushed_and_then_the_next(s3, tmp_path):
+    client, uri = s3
+    old = publish_snapshot(tmp_path / "here", OLD)
+    done = snapshots.to_object_store(tmp_path / "here", None, uri)
+    assert (done.snapshot_id, done.live) == (old, True) and done.bytes > 0
+    with SnapshotFollower(tmp_path / "there", poll_seconds=600, source=uri, engine="numpy") as follower:
+        assert value(follower.snapshot, 1, 1) == [1.0, 1.0]
+        new = publish_snapshot(tmp_path / "here", NEW, **LATER)
+        assert not follower.poll()  # published here, not pushed yet
+        snapshots.to_object_store(tmp_path / "here", None, uri)
+        assert follower.poll() and follower.snapshot.snapshot_id == new
+        assert value(follower.snapshot, 1, 1) == [5.0, 5.0]
+    assert current(client, uri) == new + "\n"
+    assert snapshots.verify(tmp_path / "there") == []
+
+
+def test_pushing_again_sends_nothing_and_an_older_snapshot_moves_no_pointer(s3, tmp_path):
+    client, uri = s3
+    old = publish_snapshot(tmp_path, OLD)
+    new = publish_snapshot(tmp_path, NEW, **LATER)
+    assert push(tmp_path, new, uri).live
+    assert push(tmp_path, new, uri).bytes == 0
+    assert not push(tmp_path, old, uri).live
+    assert current(client, uri) == new + "\n"
+
+
+def test_of_two_publishers_at_once_the_later_slice_wins_whoever_is_first(s3, tmp_path):
+    client, uri = s3
+    names = [
+        publish_snapshot(tmp_path, OLD, slice_name=f"2026010{day}T000000Z", as_of=day * 24 * HOUR) for day in (2, 3)
+    ]
+    names.append(publish_snapshot(tmp_path, NEW, slice_name="20260104T000000Z", as_of=96 * HOUR))
+    failures = []
+
+    def publish(name):
+        try:
+            push(tmp_path, name, uri)
+        except Exception as error:
+            failures.append(error)
+
+    for order in (names, names[::-1]):
+        threads = [threading.Thread(target=publish, args=(name,)) for name in order]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        assert current(client, uri) == names[-1] + "\n"
+
+
+def test_a_pointer_that_another_publisher_moved_meanwhile_is_not_overwritten(s3, tmp_path, monkeypatch):
+    """The other one moves CURRENT to a later slice between this one's look and its put."""
+    from jobs.common import snapshot_push
+
+    client, uri = s3
+    old, middle = (
+        publish_snapshot(tmp_path, OLD),
+        publish_snapshot(tmp_path, NEW, slice_name="20260102T000000Z", as_of=1),
+    )
+    new = publish_snapshot(tmp_path, NEW, **LATER)
+    push(tmp_path, old, uri)
+    look, looks = snapshot_push._Store._as_of, []
+
+    def look_then_lose(store, name):
+        found = look(store, name)
+        looks.append(name)
+        if len(looks) == 1:
+            monkeypatch.setattr(snapshot_push._Store, "_as_of", look)
+            push(tmp_path, new, uri)
+        return found
+
+    monkeypatch.setattr(snapshot_push._Store, "_as_of", look_then_lose)
+    assert not push(tmp_path, middle, uri).live
+    assert looks == [old] and current(client, uri) == new + "\n"
+
+
+def test_a_damaged_file_in_the_store_leaves_the_folder_as_it_was(s3, tmp_path):
+    client, uri = s3
+    old = publish_snapshot(tmp_path / "here", OLD)
+    push(tmp_path / "here", None, uri)
+    assert pull(uri, tmp_path / "there") == old
+    new = publish_snapshot(tmp_path / "here", NEW, **LATER)
+    push(tmp_path / "here", None, uri)
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    key = f"{prefix}/{new}/shard-00000-of-00002/pairs.arrow"
+    body = client.get_object(Bucket=bucket, Key=key)["Body"].read()
+    client.put_object(Bucket=bucket, Key=key, Body=bytes([body[0] ^ 1]) + body[1:])
+    with pytest.raises(SnapshotError, match="is damaged"):
+        pull(uri, tmp_path / "there")
+    assert Snapshot.open(tmp_path / "there", engine="numpy").snapshot_id == old
+    assert {path.name for path in (tmp_path / "there").iterdir() if path.is_dir()} == {old}
+
+
+def test_rolling_back_in_the_store_rolls_back_the_hosts(s3, tmp_path):
+    client, uri = s3
+    names = [publish_snapshot(tmp_path / "here", OLD), publish_snapshot(tmp_path / "here", NEW, **LATER)]
+    for name in names:
+        push(tmp_path / "here", name, uri)
+    assert pull(uri, tmp_path / "there") == names[1]
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    client.put_object(Bucket=bucket, Key=f"{prefix}/CURRENT", Body=names[0].encode())
+    assert pull(uri, tmp_path / "there") == names[0]
+    assert Snapshot.open(tmp_path / "there", engine="numpy").snapshot_id == names[0]
+
+
+def test_mistakes_are_one_line_without_a_credential(s3, tmp_path, monkeypatch):
+    _, uri = s3
+    publish_snapshot(tmp_path, OLD)
+    for wrong in ("s3://", "/a/folder", f"s3://AKIAexample:{SECRET}@bucket/x"):
+        with pytest.raises(UserError, match="a place for snapshots is s3://BUCKET/PREFIX") as caught:
+            push(tmp_path, None, wrong)
+        assert SECRET not in str(caught.value)
+    with pytest.raises(UserError, match="NoSuchBucket"):
+        push(tmp_path, None, "s3://nobody-made-this/x")
+    with pytest.raises(SnapshotError, match="push a snapshot to"):
+        pull(uri, tmp_path / "there")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(UserError, match="redential") as caught:
+        push(tmp_path, None, uri)
+    assert "\n" not in str(caught.value)
