@@ -290,7 +290,7 @@ def test_every_figure_of_the_tables_stands_on_the_page(make_config, filled):
         "5,000",
     ] in page.tables["uplift"]
     assert ["vm: distillation", "–", "−0.2%", "–", "5,000"] in page.tables["uplift"]
-    assert "world, vm: shuffled, transfer ratio: the interval of FM - VM contains 0" in page.text["uplift"]
+    assert "world, transfer ratio of vm: shuffled: the interval of FM - VM contains 0" in page.text["uplift"]
     assert [row[0] for row in page.tables["coverage-gain"]] == ["coverage", "0.25", "0.5", "1.0"]
     assert {"1,234 [1,200, 1,300]", "5.50% [5.00, 6.10]"} <= cells["ab"]
     assert ["6", "vm: embeddings", "0.91", "5,000"] in page.tables["sweeps"]
