@@ -130,15 +130,8 @@ def arguments(params: Mapping[str, Any], dag_run: Any, job: str) -> list[str]:
     if job == "predict_pairs" and params.get("budget"):
         settings.append(f"predict_pairs.budget={params['budget']}")
     config = _below_home(str(params["config"]))
-    dry_run = ["--dry-run"] if params.get("dry_run") else []
-    return [
-        "--as-of",
-        as_of(params, dag_run),
-        "--config",
-        config,
-        *(f"--set={setting}" for setting in settings),
-        *dry_run,
-    ]
+    command = ["--as-of", as_of(params, dag_run), "--config", config, *(f"--set={setting}" for setting in settings)]
+    return [*command, "--dry-run"] if params.get("dry_run") else command
 
 
 def _below_home(path: str) -> str:

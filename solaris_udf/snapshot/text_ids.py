@@ -6,11 +6,12 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from solaris_udf.snapshot.hashing import SEED
-
-_MASK = (1 << 64) - 1
-_P1, _P2, _P3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
-_P4, _P5 = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
+from solaris_udf.snapshot.hashing import _MASK, SEED
+from solaris_udf.snapshot.hashing import _PRIME1 as _P1
+from solaris_udf.snapshot.hashing import _PRIME2 as _P2
+from solaris_udf.snapshot.hashing import _PRIME3 as _P3
+from solaris_udf.snapshot.hashing import _PRIME4 as _P4
+from solaris_udf.snapshot.hashing import _PRIME5 as _P5
 
 
 def text_ids(texts: Iterable[str]) -> npt.NDArray[np.int64]:
