@@ -27,12 +27,12 @@ class Figure:
 
 def at_least(metric: str, value: float, unit: str, target: float) -> Figure:
     """A figure that should reach its target."""
-    return Figure(metric, value, unit, target, value >= target)
+    return Figure(metric, value, unit, target, bool(value >= target))
 
 
 def at_most(metric: str, value: float, unit: str, target: float) -> Figure:
     """A figure that should stay below its target."""
-    return Figure(metric, value, unit, target, value <= target)
+    return Figure(metric, value, unit, target, bool(value <= target))
 
 
 def arguments(description: str | None, **more: Mapping[str, object]) -> argparse.Namespace:
