@@ -9,7 +9,8 @@ would cost, a user's first pair paying for the user too.
 What counts is the window's scored rows whose pair was chosen, as a share of all its scored rows, those of pairs that no
 source named included. Rows count when they happened, also if they arrived later. Baselines rank the candidates; the
 two oracles may choose any pair. The hindsight oracle knows the window's rows. The replay oracle knows the state of the
-world at the window's start: its values are the mean rows over re-simulations of that window with other seeds.
+world at the window's start: its values are the mean rows over re-simulations of that window with other seeds. That
+state is more than any log tells; the observer (verifier_observer.py) ranks the candidates by what the log can tell.
 """
 
 import tempfile
@@ -23,7 +24,8 @@ import numpy.typing as npt
 import pandas as pd
 from measure import Figure, arguments, at_least, at_most, report
 from rich.table import Table
-from verifier_data import LOGS, PAIR, TestWindow, config_of, prepare, test_starts, test_windows, train
+from verifier_data import LOGS, PAIR, TestWindow, config_of, prepare, rows_before, test_starts, test_windows, train
+from verifier_observer import Observer
 from verifier_speed import scaling, scoring_rate
 
 from jobs.common.clock import micros
@@ -71,8 +73,13 @@ def replayed(parameters: WorldParameters, starts: Sequence[int], hours: float) -
     return found
 
 
-def contest(windows: Sequence[TestWindow], oracle: Sequence[pd.DataFrame] | None, costs: Costs) -> Coverage:
-    """Covered rows over all windows, by method and budget."""
+def contest(
+    windows: Sequence[TestWindow],
+    oracle: Sequence[pd.DataFrame] | None,
+    observer: Sequence[npt.NDArray[np.float64]] | None,
+    costs: Costs,
+) -> Coverage:
+    """Covered rows over all windows, by method and budget. oracle: its pairs, valued; observer: candidates' values."""
     covered: dict[str, npt.NDArray[np.float64]] = {}
 
     def add(name: str, pairs: pd.DataFrame, values: npt.NDArray[np.float64], window: TestWindow, full: float) -> None:
@@ -86,6 +93,8 @@ def contest(windows: Sequence[TestWindow], oracle: Sequence[pd.DataFrame] | None
         for name, values in values_of(pairs).items():
             add(name, pairs, values, window, full)
         add("hindsight", window.happened, window.happened["rows"].to_numpy(dtype=np.float64), window, full)
+        if observer is not None:
+            add("observer", pairs, observer[place], window, full)
         if oracle is not None:
             add("replay", oracle[place], oracle[place]["rows"].to_numpy(), window, full)
     return {name: values.tolist() for name, values in covered.items()}
@@ -112,6 +121,8 @@ def contest_figures(name: str, covered: Coverage) -> list[Figure]:
             share = ours / covered["replay"][place]
             label = f"{name}: covered rows at {budget:.0%}, share of the replay oracle's"
             figures.append(at_least(label, share, "", 0.9) if budget >= 0.05 else Figure(label, share, ""))
+            share = ours / covered["observer"][place]
+            figures.append(Figure(f"{name}: covered rows at {budget:.0%}, share of the observer's", share, ""))
         if best or ours:
             label = f"{name}: covered rows at {budget:.0%}, times the best baseline's"
             figures.append(at_least(label, ours / best if best else float("inf"), "x", 1.0))
@@ -162,12 +173,18 @@ def main() -> None:
             hours, starts = config.window.hours, test_starts(name, config.window.hours)
             prepare(spark, config, name)
             train(spark, config, name)
-            windows = test_windows(spark, config, starts, LOGS[name].first + timedelta(days=LOGS[name].days))
-            oracle = None
+            end = LOGS[name].first + timedelta(days=LOGS[name].days)
+            windows = test_windows(spark, config, starts, end)
+            oracle, observer = None, None
             if name == "world":
                 text = Path(config.path("raw", "world", "world.json")).read_text(encoding="utf-8")
-                oracle = replayed(WorldParameters.from_json(text), [micros(start) for start in starts], hours)
-            covered = contest(windows, oracle, costs)
+                parameters, times = WorldParameters.from_json(text), [micros(start) for start in starts]
+                oracle = replayed(parameters, times, hours)
+                filtered = Observer(World(parameters), rows_before(spark, config, end), micros(end))
+                observer = [
+                    filtered.values(window.candidates, time, hours) for window, time in zip(windows, times, strict=True)
+                ]
+            covered = contest(windows, oracle, observer, costs)
             total = float(sum(window.happened["rows"].sum() for window in windows))
             pairs = sum(len(window.candidates) for window in windows)
             show(f"{name}: covered share of {total:,.0f} scored rows; {pairs:,} candidates", covered, total)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from jobs.common.candidates import candidate_settings, candidates, horizon_of
 from jobs.common.clock import from_micros, micros
@@ -111,6 +112,19 @@ def test_windows(spark: SparkSession, config: Config, starts: Sequence[datetime]
         after = happened[happened["at"] == micros(start)].drop(columns="at").reset_index(drop=True)
         windows.append(TestWindow(from_micros(micros(start)), of_window, after))
     return windows
+
+
+def rows_before(spark: SparkSession, config: Config, end: datetime) -> pd.DataFrame:
+    """All scored rows known at `end`: user_id, item_id, request_id, event and arrival (microseconds)."""
+    from jobs.common.runs import Run
+
+    rows = log_before(Run("bench", spark, config, end, "bench").tables, end, 24 * 30)
+    return rows.select(
+        *PAIR,
+        "request_id",
+        F.unix_micros("event_time").alias("event"),
+        F.unix_micros("arrived_at").alias("arrival"),
+    ).toPandas()
 
 
 def scored(frame: pd.DataFrame, verifier: Verifier) -> None:
