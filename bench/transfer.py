@@ -6,12 +6,13 @@ the embedding of its pair from the history at the start of its six-hour window, 
 models train on the rows of the next 36 hours and are judged on those of the 24 hours after. `embeddings` keeps the
 pairs of a random half of the rows, about what a budget covers, and gives every row the user's mean vector of the
 windows of the 24 hours before; `every_pair` keeps all. The sweep coverage has pairs alone. Which pairs a budget covers,
-neighbours, expiry and late rows are left to bench/uplift.py. --quick: 400 users; its figures say nothing.
+neighbours, expiry and late rows are left to bench/uplift.py. --sweeps: also models that saw less of the last days, and
+vectors of other dimensions, each a training of its own. --quick: 400 users; its figures say nothing.
 """
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,9 @@ from solaris_udf.world.parameters import HOUR
 WORLDS = ("standard", "hard")
 TRAINED_DAYS, TRAIN_HOURS, EVAL_HOURS = 6, 36, 24
 SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
+MODEL_AGES = (24, 48, 96)  # hours before `start` that training ends
+DIMENSIONS = (8, 16, 64, 128)
+SWEEP_SEEDS = 2
 HALF = 0.5
 Pair = tuple[Rows, Rows]  # to train on, to evaluate on
 
@@ -47,26 +51,83 @@ def each(rows: Pair, change: Callable[[Rows, int], Rows]) -> Pair:
     return change(rows[0], 0), change(rows[1], 1)
 
 
-def evaluate(world: str, seeds: int, quick: bool) -> list[Figure]:
+@dataclass(frozen=True)
+class Bench:
+    """One world's log, its foundation models, and the small models' schedule.
+
+    start: microseconds; the foundation model trains before, the small ones from then to split, and are judged after.
+    """
+
+    world: str
+    log: Interactions
+    start: int
+    split: int
+    plan: Plan
+    schedule: Schedule
+    cache: Path | None
+
+    def rows(self, age: int = 0, dimension: int = 32) -> tuple[Rows, np.ndarray, ModelSays]:
+        """The small models' rows, their users, and what a model says of them that was trained until `age` hours before
+        the start. With a cache, a model that is there is not trained again."""
+        with tempfile.TemporaryDirectory() as made:
+            folder = self.cache / f"{self.world}-{age}-{dimension}" if self.cache else Path(made)
+            if not (folder / "model.json").exists():
+                samples = training_samples(self.log, self.plan.size, self.start - age * HOUR)
+                trained = train(samples, replace(self.plan, embedding_dim=dimension), folder, name="bench")
+                assert trained is not None
+                console.print(
+                    f"{self.world}, {dimension} dimensions, {age} h old: foundation model of {trained.train_rows:,} "
+                    f"rows, best epoch {trained.best_epoch}, validation NE {trained.ne:.4f} (logistic regression on "
+                    f"click rates {trained.baseline_ne:.4f})",
+                    highlight=False,
+                )
+            said = model_says(self.log, load_model(folder), self.plan.size, self.start)
+        return *rows_of(self.log, said, self.start), said
+
+
+def evaluate(world: str, seeds: int, quick: bool, sweeps: bool, cache: Path | None) -> list[Figure]:
     """Simulates, trains, evaluates, prints, and returns the figures with targets."""
     users, items = (400, 150) if quick else (3000, 800)
     log = Interactions.simulate(world, users, items, 24 * TRAINED_DAYS + TRAIN_HOURS + EVAL_HOURS)
     start = log.start + TRAINED_DAYS * 24 * HOUR
-    split = start + TRAIN_HOURS * HOUR
-    with tempfile.TemporaryDirectory() as folder:
-        plan = Plan(epochs=1 if quick else 4)
-        trained = train(training_samples(log, plan.size, start), plan, Path(folder), name="bench")
-        assert trained is not None
-        console.print(
-            f"{world}: foundation model of {trained.train_rows:,} rows, best epoch {trained.best_epoch}, validation NE "
-            f"{trained.ne:.4f} (logistic regression on click rates {trained.baseline_ne:.4f})",
-            highlight=False,
-        )
-        said = model_says(log, load_model(folder), plan.size, start)
-    rows, user = rows_of(log, said, start)
-    found = compare(said, rows, user, said.time < split, seeds, Schedule(epochs=1) if quick else Schedule())
+    bench = Bench(
+        world,
+        log,
+        start,
+        start + TRAIN_HOURS * HOUR,
+        Plan(epochs=1 if quick else 4),
+        Schedule(epochs=1) if quick else Schedule(),
+        cache,
+    )
+    rows, user, said = bench.rows()
+    found = compare(said, rows, user, said.time < bench.split, seeds, bench.schedule)
+    if sweeps:
+        sweep_models(bench, found)
     show(world, found)
     return list(judged(world, found))
+
+
+def sweep_models(bench: Bench, found: Found) -> None:
+    """Adds what embeddings of older models, and of other dimensions, bring: half of the rows keep their pair."""
+    settings = {("model_age_hours", str(age)): {"age": age} for age in (0, *MODEL_AGES)}
+    settings |= {("dimension", str(size)): {"dimension": size} for size in (*DIMENSIONS, 32)}
+    for (sweep, setting), options in settings.items():
+        rows, user, said = bench.rows(**options)
+        early = said.time < bench.split
+        parts = each((rows.take(early), rows.take(~early)), lambda part, place: kept(part, place, HALF))
+        given = {
+            key: np.stack(
+                [
+                    train_small(parts[0], FEATURE_SETS[name], seed=seed, schedule=bench.schedule).predict(parts[1])
+                    for seed in range(SWEEP_SEEDS)
+                ]
+            )
+            for key, name in ((BASE, "base"), (("vm", "embeddings"), "embeddings"))
+        }
+        judge = np.unique(user[~early], return_inverse=True)[1]
+        for one in figures(parts[1].label, judge, given, list(range(SWEEP_SEEDS))):
+            if one.seed == ALL_SEEDS and one.feature_set == "embeddings" and "transfer" not in one.metric:
+                found[sweep, setting, one.model, one.feature_set, one.metric] = one
 
 
 def compare(said: ModelSays, rows: Rows, user: np.ndarray, early: np.ndarray, seeds: int, schedule: Schedule) -> Found:
@@ -121,12 +182,14 @@ if __name__ == "__main__":
         __doc__,
         world={"choices": WORLDS, "help": "one world only"},
         seeds={"type": int, "default": 5, "help": "small models of each kind"},
+        sweeps={"action": "store_true", "help": "also the model's age and the vectors' dimension"},
+        cache={"type": Path, "help": "folder that keeps the trained foundation models"},
     )
     torch.set_num_threads(1)  # repeatable to the bit
     worlds = [options.world] if options.world else WORLDS[: 1 if options.quick else None]
     seeds = 1 if options.quick else options.seeds
     report(
         "what of the foundation model reaches a small model",
-        [figure for world in worlds for figure in evaluate(world, seeds, options.quick)],
+        [figure for world in worlds for figure in evaluate(world, seeds, options.quick, options.sweeps, options.cache)],
         options.json,
     )

@@ -184,7 +184,7 @@ def _answers(
         part = order[ends[begin - 1] if begin else 0 : ends[group[-1]]]
         names, item = model.description.names("item"), log.item_id[place[part]]
         inputs = item_inputs(names, item, rows[part], at[part], log.items)
-        vector[part], logits = model.embed_pairs(state, entry[part] - begin, inputs)
+        vector[part], logits = model.start_pairs(state, entry[part] - begin, inputs)()
         logit[part] = logits[:, head]
     return vector, 1 / (1 + np.exp(-logit))
 
