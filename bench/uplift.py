@@ -33,6 +33,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 TRAIN_HOURS, EVAL_HOURS = 36, 24
 SWEEPS = (
     "evaluate_uplift.coverage_sweep=[0.2, 0.4, 0.6, 0.8, 1.0]",
+    "evaluate_uplift.budget_sweep=[0.1, 0.25, 0.5, 1.0]",
     "evaluate_uplift.tier_sweep=true",
     "evaluate_uplift.ttl_sweep=[3, 6, 12]",
     "evaluate_uplift.codec_sweep=true",

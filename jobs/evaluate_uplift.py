@@ -51,6 +51,9 @@ class Settings(Section):
         description="Shares of rows that keep their vectors: each row's own pair's, or without the foundation model's "
         "folder what was served",
     )
+    budget_sweep: tuple[float, ...] = Field(
+        (), description="Shares of the budget that was spent: pairs that they would not have bought count as not served"
+    )
     tier_sweep: bool = Field(False, description="Measure what each tier adds to those before it")
     ttl_sweep: tuple[float, ...] = Field((), description="Hours after which a pair counts as not served")
     codec_sweep: bool = Field(False, description="Measure with vectors stored as int8 too")
@@ -67,8 +70,10 @@ class Settings(Section):
         unknown = [name for name in self.feature_sets if name not in known]
         if unknown:
             raise ValueError(f"unknown feature sets {unknown}; known: {', '.join(known)}")
-        if any(not 0 < share <= 1 for share in self.coverage_sweep):
-            raise ValueError(f"a share of coverage_sweep is not in (0, 1]: {list(self.coverage_sweep)}")
+        for name in ("coverage_sweep", "budget_sweep"):
+            shares = getattr(self, name)
+            if any(not 0 < share <= 1 for share in shares):
+                raise ValueError(f"a share of {name} is not in (0, 1]: {list(shares)}")
         return self
 
 
@@ -106,11 +111,14 @@ def run(run: Run, settings: Settings) -> Report:
         max_rows=settings.max_rows,
         counter_hours=settings.counter_hours,
         foundation=True,
+        budget_shares=settings.budget_sweep,
     )
     train_part, eval_part = split_rows(found, span, split, settings.min_rows)
     sets = [name for name in ("base", *settings.feature_sets) if span.folder is not None or name not in NEEDS_FM]
     sets = list(dict.fromkeys(sets))
-    variants = sweep_variants(settings, run.config.serving.tiers, every_pair=span.folder is not None)
+    variants = sweep_variants(
+        settings, run.config.serving.tiers, (train_part, eval_part), every_pair=span.folder is not None
+    )
     with _progress(settings.seeds * (len(sets) + len(variants))) as advance:
         served = train_part.rows, eval_part.rows
         full = (train_part.every_pair(), eval_part.every_pair()) if span.folder is not None else served

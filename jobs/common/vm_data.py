@@ -1,5 +1,6 @@
 """The rows that a small online model is trained and judged on: chosen honestly, sampled, and brought to the driver."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ from jobs.common.clock import as_of_of
 from jobs.common.config import Config
 from jobs.common.errors import UserError
 from jobs.common.runs import Run
+from jobs.common.vm_budget import with_bought_at
 from jobs.common.vm_rows import (
     Collected,
     collect,
@@ -102,12 +104,19 @@ def foundation_says(states: DataFrame, folder: Path, items_path: Path, threads: 
 
 
 def load_rows(
-    run: Run, span: Span, items_path: Path, *, max_rows: int, counter_hours: float, foundation: bool
+    run: Run,
+    span: Span,
+    items_path: Path,
+    *,
+    max_rows: int,
+    counter_hours: float,
+    foundation: bool,
+    budget_shares: Sequence[float] = (),
 ) -> Collected:
     """A sample of the span's shown rows with their counters, on the driver; at most about max_rows.
 
-    With foundation also what the foundation model itself says of each row (if its folder is here), and the simulated
-    world's true probabilities where there are any.
+    budget_shares: what bought_at tells apart. With foundation also what the foundation model itself says of each row
+    (if its folder is here), and the simulated world's true probabilities where there are any.
     """
     from solaris_udf.foundation.items import ItemTable
 
@@ -140,6 +149,9 @@ def load_rows(
             frame = frame.join(chances, ["request_id", "item_id"], "left")
         else:
             frame = frame.withColumn("truth", unknown)
+        frame = with_bought_at(
+            run.tables, frame, sorted(budget_shares), min(starts), max(starts), run.config.serving.ttl_hours
+        )
         return collect(frame, ItemTable.open(items_path), span.model_version)
     finally:
         states.unpersist()

@@ -172,7 +172,8 @@ class Collected:
 
     user int64 [n]: the user's number among these rows, from 0; event_time int64 [n], micros UTC. NaN where unknown:
     truth float64 [n], the world's click probability; fresh float64 [n], the foundation model's with the history up to
-    the row itself; vectors float32 [n, d], its embedding of the row's pair with the history at known_at int64 [n].
+    the row itself; vectors float32 [n, d], its embedding of the row's pair with the history at known_at int64 [n];
+    bought_at float64 [n], the share of its slice's budget that bought the served pair (vm_budget.py).
     """
 
     rows: "Rows"
@@ -182,6 +183,7 @@ class Collected:
     truth: "np.ndarray[Any, Any]"
     fresh: "np.ndarray[Any, Any]"
     vectors: "np.ndarray[Any, Any]"
+    bought_at: "np.ndarray[Any, Any]"
 
     def take(self, index: Any) -> "Collected":
         return Collected(
@@ -195,7 +197,7 @@ class Collected:
 
 
 def collect(frame: DataFrame, items: "ItemTable", model_version: str) -> Collected:
-    """Brings rows (with counters, SERVED, FORETOLD, model_version) to the driver through Arrow.
+    """Brings rows (with counters, SERVED, FORETOLD, model_version, bought_at) to the driver through Arrow.
 
     The caller bounds how many there are.
     Vectors of another model version count as not served: the model can't read two spaces at once.
@@ -220,6 +222,7 @@ def collect(frame: DataFrame, items: "ItemTable", model_version: str) -> Collect
         "item_clicked",
         "known_at",
         *FORETOLD,
+        "bought_at",
     )
     table = (
         frame.select(*columns)
@@ -254,6 +257,7 @@ def collect(frame: DataFrame, items: "ItemTable", model_version: str) -> Collect
         truth=floats("truth"),
         fresh=floats("fresh"),
         vectors=_vectors(table["vector"].combine_chunks(), rows.pair.shape[1]),
+        bought_at=floats("bought_at"),
     )
 
 

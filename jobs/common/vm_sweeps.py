@@ -1,8 +1,10 @@
 """The sweeps of evaluate_uplift: the same small model on rows that were served less, or differently.
 
-coverage: a random share of the rows keeps its vectors. tier: the hierarchy's tiers one after the other, each with those
-before it; rll_added is what it adds to them. ttl: pairs that are older count as not served. codec: vectors as they come
-back from int8. A setting that is what was served anyway is measured again, so that a sweep can be read by itself.
+coverage: a random share of the rows keeps its vectors. budget: pairs that a smaller budget would not have bought count
+as not served; user-level vectors stay, which fewer pairs would also change a little. tier: the hierarchy's tiers one
+after the other, each with those before it; rll_added is what it adds to them. ttl: pairs that are older count as not
+served. codec: vectors as they come back from int8. A setting that is what was served anyway is measured again, so that
+a sweep can be read by itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,6 +23,7 @@ class Sweeps(Protocol):
     """Which sweeps are wanted: the settings of evaluate_uplift."""
 
     coverage_sweep: tuple[float, ...]
+    budget_sweep: tuple[float, ...]
     tier_sweep: bool
     ttl_sweep: tuple[float, ...]
     codec_sweep: bool
@@ -41,13 +44,22 @@ class Variant:
     adds_to: str | None = None
 
 
-def sweep_variants(settings: Sweeps, tiers: Sequence[str], *, every_pair: bool) -> list[Variant]:
-    """The settings to measure. tiers: the hierarchy's, in order. every_pair: whether rows with each pair are known."""
+def sweep_variants(
+    settings: Sweeps, tiers: Sequence[str], parts: Sequence[Collected], *, every_pair: bool
+) -> list[Variant]:
+    """The settings to measure. tiers: the hierarchy's, in order. parts: the rows that train and those that evaluate.
+    every_pair: whether rows with each pair are known.
+    """
     from solaris_udf.tiers import TIER_CODES
 
     found = [
         Variant("coverage", f"{share:g}", partial(randomly_kept, share=share), every_pair)
         for share in sorted(settings.coverage_sweep)
+    ]
+    bought_at = [part.bought_at for part in parts]
+    found += [
+        Variant("budget", f"{share:g}", partial(bought_with, share=share, bought_at=bought_at))
+        for share in sorted(settings.budget_sweep)
     ]
     if settings.tier_sweep:
         names = [" + ".join(tiers[: count + 1]) for count in range(len(tiers))]
@@ -68,6 +80,13 @@ def sweep_variants(settings: Sweeps, tiers: Sequence[str], *, every_pair: bool) 
 
 def only_tiers(rows: "Rows", part: int, codes: Sequence[int]) -> "Rows":
     return rows.only_tiers(codes)
+
+
+def bought_with(rows: "Rows", part: int, share: float, bought_at: Sequence[Any]) -> "Rows":
+    """Only the pairs that this share of the budget bought keep their vectors."""
+    import numpy as np
+
+    return rows.without(bought_at[part] > share, np.zeros(len(rows), dtype=bool))
 
 
 def young_pairs(rows: "Rows", part: int, hours: float) -> "Rows":

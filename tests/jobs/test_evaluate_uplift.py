@@ -1,9 +1,12 @@
+from datetime import timedelta
+
 import numpy as np
 import pytest
 
 from jobs import evaluate_uplift
 from jobs.common.clock import micros
 from jobs.common.errors import UserError
+from jobs.common.vm_budget import with_bought_at
 from jobs.common.vm_data import sampled
 from jobs.common.vm_rows import item_counts, states_at, states_before
 from solaris_udf.codec import encode
@@ -19,6 +22,7 @@ SETTINGS = [
     "evaluate_uplift.tier_sweep=true",
     "evaluate_uplift.ttl_sweep=[0.5, 2]",
     "evaluate_uplift.codec_sweep=true",
+    "evaluate_uplift.budget_sweep=[1.0]",
     'serving.tiers=["pair", "user_mean"]',
 ]
 SLICES = [AS_OF - hours(6 * back) for back in (5, 4, 3, 2, 1, 0)]
@@ -108,6 +112,7 @@ def test_vectors_that_know_the_click_win_and_the_controls_do_not(make_run, table
     assert (added.value, added.ci_low, added.ci_high) == (0, 0, 0)
     assert ("tier", "pair", "vm", "embeddings", -1, "rll_added") not in found
     assert overall("rll", sweep="codec", setting="float16").value == overall("rll").value
+    assert overall("rll", sweep="budget", setting="1").value == overall("rll").value
     assert overall("rll", sweep="codec", setting="int8").value == pytest.approx(overall("rll").value, abs=0.5)
     # Without the foundation model nothing is made up about it.
     assert not any(row.feature_set in ("distillation", "every_pair") for row in rows)
@@ -119,6 +124,37 @@ def test_vectors_that_know_the_click_win_and_the_controls_do_not(make_run, table
     assert {(row.metric, row.seed, row.feature_set, row.setting, row.value) for row in again} == {
         (row.metric, row.seed, row.feature_set, row.setting, row.value) for row in rows
     }
+
+
+def test_a_smaller_budget_keeps_the_pairs_with_the_most_expected_rows(spark, fill, tables):
+    made = AS_OF - hours(12)
+    pairs = [
+        {"user_id": 1, "item_id": item, "expected_rows": item / 10, "probability": 0.1, "rank": 11 - item, "cost": 1.0}
+        for item in range(1, 11)
+    ]
+    pairs = [{**pair, "sources": ["recent"], "action": "compute"} for pair in pairs]
+    fill("candidate_pairs", [*pairs, {**pairs[0], "item_id": 99, "expected_rows": 5.0, "action": "reuse"}], made)
+    fill("candidate_pairs", [{**pairs[0], "item_id": 3, "expected_rows": 9.0}], made - hours(6))
+    # Each row was served what the slice at `made` computed; event times have microseconds, ages whole seconds.
+    late = timedelta(microseconds=700_000)
+    rows = [
+        {"user_id": 1, "item_id": item, "tier": tier, "event_time": made + hours(7) + late, "age_seconds": 7 * 3600}
+        for item, tier in [(1, "pair"), (3, "pair"), (8, "pair"), (9, "pair"), (10, "pair"), (10, "neighbor_pair")]
+    ]
+    schema = "user_id BIGINT, item_id BIGINT, tier STRING, event_time TIMESTAMP, age_seconds INT"
+    frame = spark.createDataFrame(rows, schema)
+    found = with_bought_at(tables, frame, (0.2, 0.5, 1.0), made + hours(6), made + hours(6), 24.0).collect()
+    bought = sorted((row.item_id, row.tier, row.bought_at) for row in found)
+    assert bought == [
+        (1, "pair", 1.0),
+        (3, "pair", 1.0),
+        (8, "pair", 0.5),
+        (9, "pair", 0.2),
+        (10, "neighbor_pair", None),
+        (10, "pair", 0.2),
+    ]
+    without = with_bought_at(tables, frame, (), made, made, 24.0).collect()
+    assert [row.bought_at for row in without] == [None] * 6
 
 
 def test_what_is_missing_is_named(make_run, fill):
