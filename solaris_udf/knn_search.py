@@ -120,16 +120,22 @@ def sample_neighbors(batches: Batches, queries: Float32, query_ids: Int64, k: in
     )
 
 
-def route(batches: Batches, centroids: Float32, groups: Groups, probes: int) -> Batches:
-    """ASSIGNED_DDL rows to ROUTED_DDL: each user once as base in their own group, and once as query in every group that
-    holds a part of one of their probed cells."""
+def route_base(batches: Batches, groups: Groups) -> Batches:
+    """ASSIGNED_DDL rows to ROUTED_DDL rows to be found: each user in the one group that holds them."""
+    for batch in batches:
+        ids, own = _ints(batch, "user_id"), _ints(batch, "cell")
+        yield _routed(batch, groups.of(own, ids), False, np.arange(len(ids)), np.arange(len(ids) + 1), own)
+
+
+def route_queries(batches: Batches, centroids: Float32, groups: Groups, probes: int) -> Batches:
+    """ASSIGNED_DDL rows to ROUTED_DDL rows to search for: each user in every group that holds a part of one of their
+    probed cells."""
     use_threads(task_threads())
     for batch in batches:
         if batch.num_rows == 0:
             continue
-        ids, own = _ints(batch, "user_id"), _ints(batch, "cell")
         probed = nearest_cells(from_binary(batch.column("vector")), centroids, probes)
-        owner = np.repeat(np.arange(len(ids)), probed.shape[1])
+        owner = np.repeat(np.arange(batch.num_rows), probed.shape[1])
         cell = probed.ravel()
         parts = groups.parts[cell]
         owner, cell = np.repeat(owner, parts), np.repeat(cell, parts)
@@ -138,9 +144,14 @@ def route(batches: Batches, centroids: Float32, groups: Groups, probes: int) -> 
         order = np.lexsort((cell, group, owner))
         owner, cell, group = owner[order], cell[order], group[order]
         starts = np.flatnonzero(np.concatenate([[True], (np.diff(owner) != 0) | (np.diff(group) != 0)]))
-        who = np.arange(len(ids))
-        yield _routed(batch, groups.of(own, ids), False, who, np.arange(len(ids) + 1), own)
         yield _routed(batch, group[starts], True, owner[starts], np.append(starts, len(cell)), cell)
+
+
+def route(batches: Batches, centroids: Float32, groups: Groups, probes: int) -> Batches:
+    """Both, for users who search among themselves."""
+    for batch in batches:
+        yield from route_base(iter([batch]), groups)
+        yield from route_queries(iter([batch]), centroids, groups, probes)
 
 
 def _routed(
@@ -161,8 +172,8 @@ def _routed(
 def search_groups(batches: Batches, k: int) -> Batches:
     """ROUTED_DDL rows, sorted by group and is_query (base first), to PARTIAL_DDL: each query's k nearest in the group.
 
-    Holds the base vectors of one group and one batch of queries, however many queries come. Every user has a row at
-    least: their own cell is the first that they probe.
+    Holds the base vectors of one group and one batch of queries, however many queries come. Each query has its row,
+    also where nothing is found.
     """
     use_threads(task_threads())
     group, parts, index = -1, list[pa.RecordBatch](), None
@@ -177,9 +188,12 @@ def search_groups(batches: Batches, k: int) -> Batches:
                 group, parts, index = int(groups[start]), [], None
             if not is_query[start]:
                 parts.append(rows)
-            elif parts:
-                index = index or _index_of(parts)
-                hits = index.search(from_binary(rows.column("vector")), _ints(rows, "user_id"), rows.column("cells"), k)
+            else:
+                hits = no_hits(rows.num_rows, k)
+                if parts:
+                    index = index or _index_of(parts)
+                    vectors = from_binary(rows.column("vector"))
+                    hits = index.search(vectors, _ints(rows, "user_id"), rows.column("cells"), k)
                 kept = [rows.column(name) for name in ("user_id", "embedding_micros", "cell")]
                 yield pa.RecordBatch.from_arrays(
                     [*kept, _packed(hits)], names=["user_id", "embedding_micros", "cell", "hits"]
