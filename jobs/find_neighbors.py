@@ -19,11 +19,12 @@ from jobs.common.clock import as_of_of, slice_of
 from jobs.common.config import Section
 from jobs.common.log import latest_per, log_before
 from jobs.common.main import main
-from jobs.common.neighbor_search import Cells, Sizes, search_all_pairs, search_cells, search_new, without_neighbors
+from jobs.common.neighbor_search import Cells, Sampling, Search, search_all_pairs, search_cells, search_new
 from jobs.common.runs import Report, Run
 from jobs.common.versions import model_version_at
-from solaris_udf import knn_search as stages
+from solaris_udf.codec import decode
 from solaris_udf.knn_plan import plan
+from solaris_udf.knn_rows import from_binary, to_binary
 
 
 class Settings(Section):
@@ -62,14 +63,14 @@ def cells_of(run: Run, build: str) -> Cells:
     """The cells that the full search of that slice stored: at most 16,384."""
     rows = run.tables.read("user_clusters").where(F.col("slice") == build)
     found = rows.select("cluster_id", "centroid", "probes").toArrow().sort_by("cluster_id")
-    return Cells(stages.from_binary(found.column("centroid")), int(found.column("probes")[0].as_py()))
+    return Cells(from_binary(found.column("centroid")), int(found.column("probes")[0].as_py()))
 
 
 def write_cells(run: Run, cells: Cells, version: str) -> None:
     """Stores what new users are searched with until the next full search."""
     columns = {
         "cluster_id": pa.array(range(len(cells.centroids)), pa.int32()),
-        "centroid": stages.to_binary(cells.centroids),
+        "centroid": to_binary(cells.centroids),
     }
     rows = run.spark.createDataFrame(pa.table(columns))
     constant = {"probes": F.lit(cells.probes), "model_version": F.lit(version)}
@@ -77,24 +78,29 @@ def write_cells(run: Run, cells: Cells, version: str) -> None:
 
 
 def base_of(run: Run, build: str, stored: DataFrame) -> DataFrame:
-    """UNITS_DDL rows of the full search's users with a direction: the very vectors that it searched with."""
+    """The full search's users with the very embeddings that it searched with, and their cell."""
     built = run.tables.read("user_neighbors").where(F.col("slice") == build)
-    searched = built.select("user_id", F.col("embedding_at").alias("as_of"))
-    vectors = stored.join(searched, ["user_id", "as_of"], "left_semi")
-    units = vectors.select("user_id", F.unix_micros("as_of").alias("embedding_micros"), "embedding", "codec")
-    return units.mapInArrow(stages.unit_rows, stages.UNITS_DDL).where("reason IS NULL AND NOT zero")
+    searched = built.select("user_id", F.col("embedding_at").alias("as_of"), F.col("cluster_id").alias("cell"))
+    rows = stored.join(searched, ["user_id", "as_of"], "inner")
+    return rows.select("user_id", F.unix_micros("as_of").alias("embedding_micros"), "embedding", "codec", "cell")
 
 
-def sizes_of(units: DataFrame) -> Sizes:
-    """One pass over UNITS_DDL rows."""
-    row = units.agg(
-        F.count("vector").alias("users"),
-        F.count_if(F.col("vector").isNotNull() & F.col("zero")).alias("zero"),
-        F.count("reason").alias("rejected"),
-        F.max(F.length("vector")).alias("width"),
+def search(run: Run, settings: Settings, known: DataFrame, build: str | None, stored: DataFrame) -> tuple[Search, int]:
+    """The search that is due, and the number of users that it is for."""
+    row = known.agg(
+        F.count("*").alias("users"), F.any_value("embedding").alias("embedding"), F.any_value("codec").alias("codec")
     ).first()
     assert row is not None
-    return Sizes(row.users, row.zero, row.rejected, (row.width or 0) // 4)
+    k = run.config.serving.neighbors
+    if build is not None:
+        cells = cells_of(run, build)
+        return search_new(known, base_of(run, build, stored), cells, k, settings.seed), row.users
+    dim = decode([row.embedding], row.codec).shape[1] if row.users else 0
+    rule = plan(row.users, dim, settings.exact_below)
+    if rule.exact:
+        return search_all_pairs(known, rule, k, settings.seed), row.users
+    sampling = Sampling(settings.recall_target, settings.recall_sample, settings.seed)
+    return search_cells(known, row.users, rule, k, sampling), row.users
 
 
 def run(run: Run, settings: Settings) -> Report:
@@ -103,48 +109,21 @@ def run(run: Run, settings: Settings) -> Report:
     stored = run.tables.read("user_embeddings").where((F.col("slice") > oldest) & (F.col("slice") <= run.slice))
     version = model_version_at(run, stored) or ""
     stored = stored.where(F.col("model_version") == version)
-    users = log_before(run.tables, run.as_of, settings.days * 24).select("user_id").distinct()
+    seen = log_before(run.tables, run.as_of, settings.days * 24).select("user_id").distinct()
     build = current_build(run, version, settings.rebuild_hours)
     if build is not None:
         before = run.tables.read("user_neighbors").where((F.col("slice") < run.slice) & (F.col("build") == build))
-        users = users.join(before.select("user_id"), "user_id", "left_anti")
-    k = run.config.serving.neighbors
-    units = known_embeddings(stored, users).mapInArrow(stages.unit_rows, stages.UNITS_DDL).persist()
-    held, cells = [units], None
+        seen = seen.join(before.select("user_id"), "user_id", "left_anti")
+    known = known_embeddings(stored, seen).persist()
+    held = [known]
     try:
-        sizes = sizes_of(units)
-        total = sizes.users + sizes.rejected
-        run.check_reject_rate(sizes.rejected, total)
+        found, users = search(run, settings, known, build, stored)
+        held += found.held
+        run.check_reject_rate(found.rejected, users)
         described = F.to_json(F.struct("user_id", "embedding_micros"))
-        refused = units.where(F.col("reason").isNotNull()).select("reason", described.alias("row"))
-        rejected = run.reject(refused, count=sizes.rejected)
-        usable = units.where(F.col("reason").isNull())
-        figures: dict[str, float] = {"users": sizes.users, "zero_vectors": sizes.zero, "full": float(build is None)}
-        if build is not None and not sizes.searchable:
-            found = without_neighbors(usable)
-        elif build is not None:
-            cells = cells_of(run, build)
-            found, frame = search_new(usable, base_of(run, build, stored), cells, k, settings.seed)
-            held.append(frame)
-        else:
-            rule = plan(sizes.searchable, sizes.dim, settings.exact_below)
-            if rule.exact:
-                found, cells = search_all_pairs(usable, rule, k, settings.seed)
-                figures |= {"exact": 1.0, "cells": 1, "probes": 1, "recall": 1.0, "groups": 1}
-            else:
-                found, cells, measured, frame = search_cells(
-                    usable,
-                    rule,
-                    sizes,
-                    k,
-                    recall_target=settings.recall_target,
-                    recall_sample=settings.recall_sample,
-                    seed=settings.seed,
-                )
-                held.append(frame)
-                figures |= {"exact": 0.0, "probes": cells.probes, **measured}
+        rejected = run.reject(found.refused.select("reason", described.alias("row")), count=found.rejected)
         written = run.write(
-            found.select(
+            found.found.select(
                 "user_id",
                 "cluster_id",
                 "neighbors",
@@ -154,14 +133,20 @@ def run(run: Run, settings: Settings) -> Report:
             ),
             "user_neighbors",
         )
-        if build is None and cells is not None:
-            write_cells(run, cells, version)
-            said = {name: round(figures[name], 4) for name in ("users", "cells", "probes", "recall", "exact")}
-            run.tables.set_properties("user_neighbors", {"build": run.slice, **said})
     finally:
         for each in held:
             each.unpersist()
-    return Report(total, written, rejected, figures)
+    figures = {
+        "users": float(users - rejected),
+        "zero_vectors": float(found.zero),
+        "full": float(build is None),
+        **found.figures,
+    }
+    if build is None:
+        write_cells(run, found.cells, version)
+        said = {name: round(figures[name], 4) for name in ("users", "cells", "probes", "recall", "exact")}
+        run.tables.set_properties("user_neighbors", {"build": run.slice, **said})
+    return Report(users, written, rejected, figures)
 
 
 if __name__ == "__main__":

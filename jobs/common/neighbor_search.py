@@ -1,32 +1,18 @@
 """Neighbour searches as DataFrames: every pair, through cells, and of new users through the cells of a past build.
 
-Input: UNITS_DDL rows of users with a finite vector; output: FOUND_DDL rows, one for each. What runs in a task is in
-solaris_udf/knn_search.py.
+Input: STORED_DDL rows, the latest embedding of each user. What runs in a task is in solaris_udf/knn_search.py.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from solaris_udf import knn_search as stages
-from solaris_udf.knn import Float32
+from solaris_udf.knn import Float32, Int64
 from solaris_udf.knn_plan import Groups, Plan, Probing, choose_probes, group_cells, plan, train_centroids
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What is known after one pass over the users."""
-
-    users: int  # with a finite vector, zero ones too
-    zero: int
-    rejected: int
-    dim: int
-
-    @property
-    def searchable(self) -> int:
-        return self.users - self.zero
+from solaris_udf.knn_rows import single_batch, units_of
 
 
 @dataclass(frozen=True)
@@ -37,114 +23,163 @@ class Cells:
     probes: int
 
 
-def search_all_pairs(units: DataFrame, rule: Plan, k: int, seed: int) -> tuple[DataFrame, Cells]:
+@dataclass(frozen=True)
+class Search:
+    """Neighbours that are found when `found` is written, and what is known before."""
+
+    found: DataFrame  # FOUND_DDL, a row for each user with a finite vector
+    cells: Cells
+    refused: DataFrame  # user_id, embedding_micros, reason
+    rejected: int
+    zero: int
+    figures: dict[str, float]
+    held: tuple[DataFrame, ...] = ()  # persisted frames, to be released when `found` was written
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the probes are chosen."""
+
+    recall_target: float
+    recall_sample: int
+    seed: int
+
+
+def search_all_pairs(known: DataFrame, rule: Plan, k: int, seed: int) -> Search:
     """Compares every pair. The vectors, bounded by the plan, travel to the workers by broadcast."""
     # Ordered, so that the broadcast is the same whatever the partitions were.
-    rows = units.where("NOT zero").select("user_id", "vector").toArrow().sort_by("user_id")
-    ids, base = rows.column("user_id").to_numpy(), stages.from_binary(rows.column("vector"))
+    ids, units, finite, zero = units_of(single_batch(known.toArrow().sort_by("user_id")))
+    live = finite & ~zero
+    base = units[live]
     centroids = train_centroids(_spread(base, rule.train_rows), rule.cells, seed)
-    shared = units.sparkSession.sparkContext.broadcast((base, ids, centroids))
-    found = units.mapInArrow(lambda batches: stages.search_exactly(batches, *shared.value, k), stages.FOUND_DDL)
-    return found, Cells(centroids, max(1, len(centroids)))
+    shared = known.sparkSession.sparkContext.broadcast((base, ids[live], centroids))
+    found = known.mapInArrow(lambda batches: stages.search_exactly(batches, *shared.value, k), stages.FOUND_DDL)
+    figures = {"exact": 1.0, "cells": 1.0, "probes": 1.0, "recall": 1.0, "groups": 1.0}
+    refused = known.where(F.col("user_id").isin(ids[~finite].tolist())).select(
+        "user_id", "embedding_micros", F.lit(stages.NOT_FINITE).alias("reason")
+    )
+    cells = Cells(centroids, max(1, len(centroids)))
+    return Search(found, cells, refused, int((~finite).sum()), int(zero.sum()), figures)
 
 
-def search_cells(
-    units: DataFrame, rule: Plan, sizes: Sizes, k: int, *, recall_target: float, recall_sample: int, seed: int
-) -> tuple[DataFrame, Cells, dict[str, float], DataFrame]:
-    """Probes cells. Also returns the search's figures, and the persisted frame to release afterwards.
+def search_cells(known: DataFrame, users: int, rule: Plan, k: int, sampling: Sampling) -> Search:
+    """Probes cells. Two passes over the users: a survey, which measures what the second one, the search, needs.
 
     The driver sees the k-means sample, the recall sample and one number a cell: all bounded by the plan.
     """
-    searchable = units.where("NOT zero")
-    train = _sample(searchable, rule.train_rows / sizes.searchable, seed)
-    centroids = train_centroids(train[1], rule.cells, seed)
-    assigned = _assigned(searchable, centroids).persist()
-    sample_ids, sample = _sample(searchable, recall_sample / sizes.searchable, seed + 1)
-    probing = _measured_probes(assigned, sample_ids, sample, centroids, k, recall_target)
-    counts = _counts(assigned, len(centroids))
-    groups = group_cells(counts, centroids, rule.group_rows, seed)
-    shared = units.sparkSession.sparkContext.broadcast(centroids)
-    routed = assigned.mapInArrow(
-        lambda batches: stages.route(batches, shared.value, groups, probing.probes), stages.ROUTED_DDL
-    )
+    train, (query_ids, queries) = _samples(known, users, rule.train_rows, sampling)
+    centroids = train_centroids(train, rule.cells, sampling.seed)
+    if len(centroids) == 0:  # only zero vectors were sampled: one cell, of any direction
+        centroids = np.eye(1, queries.shape[1], dtype=np.float32)
+    surveyed = _survey(known, centroids, 1, k, queries, query_ids)
+    counts, zero, rejected = _counts(surveyed, len(centroids))
+    probing = _measured_probes(surveyed, queries, centroids, k, sampling.recall_target)
+    groups = group_cells(counts, centroids, rule.group_rows, sampling.seed)
     figures = {
+        "exact": 0.0,
         "cells": len(centroids),
+        "probes": probing.probes,
         "recall": probing.recall,
-        "recall_sample": len(sample_ids),
+        "recall_sample": len(query_ids),
         "groups": groups.count,
         "largest_cell": int(counts.max()),
     }
-    found = _search_groups(routed, groups, k).unionByName(without_neighbors(units))
-    return found, Cells(centroids, probing.probes), figures, assigned
+    cells = Cells(centroids, probing.probes)
+    found = _search_groups(_routed(known, cells, groups, found=True), groups, k)
+    return Search(found, cells, _refused(surveyed), rejected, zero, figures, (surveyed,))
 
 
-def search_new(units: DataFrame, base: DataFrame, cells: Cells, k: int, seed: int) -> tuple[DataFrame, DataFrame]:
-    """The nearest of each new user among the users of a build (base, UNITS_DDL, no zero vectors), by its own cells and
-    probes. Also returns the persisted frame to release afterwards."""
+def search_new(known: DataFrame, base: DataFrame, cells: Cells, k: int, seed: int) -> Search:
+    """The nearest of each new user among the users of a build (base: STORED_DDL and cell), by its cells and probes.
+
+    Only the cells that a new user probes are read.
+    """
     centroids = cells.centroids
-    assigned = _assigned(base, centroids).persist()
-    size = plan(len(centroids), centroids.shape[1], 0).group_rows
-    groups = group_cells(_counts(assigned, len(centroids)), centroids, size, seed)
-    shared = units.sparkSession.sparkContext.broadcast(centroids)
-    queries = _assigned(units.where("NOT zero"), centroids).mapInArrow(
-        lambda batches: stages.route_queries(batches, shared.value, groups, cells.probes), stages.ROUTED_DDL
-    )
-    to_find = assigned.mapInArrow(lambda batches: stages.route_base(batches, groups), stages.ROUTED_DDL)
-    found = _search_groups(queries.unionByName(to_find), groups, k).unionByName(without_neighbors(units))
-    return found, assigned
-
-
-def _assigned(searchable: DataFrame, centroids: Float32) -> DataFrame:
-    shared = searchable.sparkSession.sparkContext.broadcast(centroids)
-    return searchable.mapInArrow(lambda batches: stages.assign_cells(batches, shared.value), stages.ASSIGNED_DDL)
-
-
-def _counts(assigned: DataFrame, cells: int) -> np.ndarray:
-    """Users of each cell [cells]."""
-    rows = assigned.groupBy("cell").count().toArrow()
-    counts = np.zeros(cells, dtype=np.int64)
+    none = np.zeros((0, centroids.shape[1]), np.float32)
+    surveyed = _survey(known, centroids, cells.probes, k, none, np.zeros(0, np.int64))
+    probed, zero, rejected = _counts(surveyed, len(centroids))
+    asked = base.where(F.col("cell").isin(np.flatnonzero(probed).tolist()))
+    rows = asked.groupBy("cell").count().toArrow()
+    counts = np.zeros(len(centroids), dtype=np.int64)
     counts[rows.column("cell").to_numpy()] = rows.column("count").to_numpy()
-    return counts
+    groups = group_cells(counts, centroids, plan(0, centroids.shape[1], 0).group_rows, seed)
+    to_find = asked.mapInArrow(lambda batches: stages.place(batches, groups), stages.ROUTED_DDL)
+    queries = _routed(known, cells, groups, found=False)
+    found = _search_groups(queries.unionByName(to_find), groups, k)
+    return Search(found, cells, _refused(surveyed), rejected, zero, {}, (surveyed,))
+
+
+def _survey(known: DataFrame, centroids: Float32, probes: int, k: int, queries: Float32, query_ids: Int64) -> DataFrame:
+    """SURVEY_DDL rows, persisted."""
+    shared = known.sparkSession.sparkContext.broadcast((centroids, probes, queries, query_ids))
+    return known.mapInArrow(lambda batches: stages.survey(batches, *shared.value, k), stages.SURVEY_DDL).persist()
+
+
+def _counts(surveyed: DataFrame, cells: int) -> tuple[Int64, int, int]:
+    """Users of each cell [cells], users with a zero vector, refused users."""
+    summed = surveyed.where("query IS NULL").groupBy("cell").agg(F.sum("users").alias("users"), F.count("reason"))
+    counts, zero, rejected = np.zeros(cells, dtype=np.int64), 0, 0
+    for cell, users, refused in summed.collect():
+        if cell is None:
+            zero, rejected = users, refused
+        else:
+            counts[cell] = users
+    return counts, zero, rejected
+
+
+def _refused(surveyed: DataFrame) -> DataFrame:
+    return surveyed.where("reason IS NOT NULL").select("user_id", "embedding_micros", "reason")
+
+
+def _routed(known: DataFrame, cells: Cells, groups: Groups, *, found: bool) -> DataFrame:
+    shared = known.sparkSession.sparkContext.broadcast((cells.centroids, groups, cells.probes))
+    return known.mapInArrow(lambda batches: stages.route(batches, *shared.value, found=found), stages.ROUTED_DDL)
 
 
 def _search_groups(routed: DataFrame, groups: Groups, k: int) -> DataFrame:
     """One task takes one group; then each user's lists from several groups are merged."""
     return (
         routed.repartitionById(groups.count, F.col("group"))
-        .sortWithinPartitions("group", "is_query")
-        .mapInArrow(lambda batches: stages.search_groups(batches, k), stages.PARTIAL_DDL)
+        .sortWithinPartitions("is_query")
+        .mapInArrow(lambda batches: stages.search_group(batches, k), stages.PARTIAL_DDL)
         .repartition("user_id")
         .sortWithinPartitions("user_id")
         .mapInArrow(lambda batches: stages.merge_hits(batches, k), stages.FOUND_DDL)
     )
 
 
-def without_neighbors(units: DataFrame) -> DataFrame:
-    """The FOUND_DDL rows of zero vectors, which have no direction to compare."""
-    nobody = F.array().cast(stages.NEIGHBORS_DDL).alias("neighbors")
-    return units.where("zero").select("user_id", "embedding_micros", F.lit(0).alias("cluster_id"), nobody)
-
-
-def _measured_probes(
-    assigned: DataFrame, sample_ids: np.ndarray, sample: np.ndarray, centroids: np.ndarray, k: int, target: float
-) -> Probing:
-    """Exact neighbours of the sample over all users, and how many probes find enough of them."""
-    shared = assigned.sparkSession.sparkContext.broadcast((sample, sample_ids))
-    local = assigned.mapInArrow(lambda batches: stages.sample_neighbors(batches, *shared.value, k), stages.SAMPLE_DDL)
+def _measured_probes(surveyed: DataFrame, queries: Float32, centroids: Float32, k: int, target: float) -> Probing:
+    """How many probes find enough of the sample's exact neighbours."""
     ordered = F.sort_array(F.collect_list(F.struct((-F.col("similarity")).alias("far"), "user_id", "cell")))
-    best = local.groupBy("query").agg(F.slice(ordered, 1, k).alias("hits")).select("query", F.inline("hits")).toArrow()
-    owner = best.column("query").to_numpy().astype(np.int64)
-    return choose_probes(sample, centroids, owner, best.column("cell").to_numpy().astype(np.int64), target)
+    best = surveyed.where("query IS NOT NULL").groupBy("query").agg(F.slice(ordered, 1, k).alias("hits"))
+    rows = best.select("query", F.inline("hits")).toArrow()
+    owner = rows.column("query").to_numpy().astype(np.int64)
+    return choose_probes(queries, centroids, owner, rows.column("cell").to_numpy().astype(np.int64), target)
 
 
-def _sample(units: DataFrame, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """ids [s] and vectors [s, d] of about that share of the users, chosen by a hash of their id, ordered by id."""
+def _samples(
+    known: DataFrame, users: int, train_rows: int, sampling: Sampling
+) -> tuple[Float32, tuple[Int64, Float32]]:
+    """Vectors for k-means, and ids and vectors whose recall is measured: each of about that many users, chosen by a
+    hash of their id, ordered by id."""
     buckets = 1 << 30
-    chosen = F.pmod(F.xxhash64("user_id", F.lit(seed)), F.lit(buckets)) < int(min(1.0, share) * buckets)
-    rows = units.where(chosen).select("user_id", "vector").toArrow().sort_by("user_id")
-    return rows.column("user_id").to_numpy(), stages.from_binary(rows.column("vector"))
+
+    def chosen(count: int, seed: int) -> Column:
+        return F.pmod(F.xxhash64("user_id", F.lit(seed)), F.lit(buckets)) < int(min(1.0, count / users) * buckets)
+
+    marked = known.withColumns(
+        {"train": chosen(train_rows, sampling.seed), "asked": chosen(sampling.recall_sample, sampling.seed + 1)}
+    )
+    rows = marked.where("train OR asked").toArrow().sort_by("user_id")
+    if rows.num_rows == 0:  # chance, with few users
+        rows = marked.orderBy("user_id").limit(1).toArrow()
+    batch = single_batch(rows)
+    ids, units, finite, zero = units_of(batch)
+    live = finite & ~zero
+    train, asked = (live & batch.column(name).to_numpy(zero_copy_only=False) for name in ("train", "asked"))
+    return units[train], (ids[asked], units[asked])
 
 
-def _spread(rows: np.ndarray, count: int) -> np.ndarray:
+def _spread(rows: Float32, count: int) -> Float32:
     """At most count rows, evenly spread."""
     return rows[:: max(1, -(-len(rows) // max(1, count)))]
