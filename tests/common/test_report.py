@@ -141,7 +141,8 @@ class InMemory(Tables):
         self.rows = {}
 
     def fill(self, name, rows, as_of=AS_OF):
-        base = {"slice": slice_of(as_of), "as_of": as_of, "run_id": "test", **DEFAULTS.get(name, {})}
+        at = slice_of(as_of)
+        base = {"slice": at, "build": at, "as_of": as_of, "run_id": "test", **DEFAULTS.get(name, {})}
         columns = TABLES[name].column_names
         self.rows.setdefault(name, []).extend(tuple({**base, **row}.get(column) for column in columns) for row in rows)
 
