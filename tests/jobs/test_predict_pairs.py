@@ -89,7 +89,7 @@ def test_a_first_pair_also_counts_the_rows_that_the_mean_will_serve(spark):
     rows = [(user, item, 0.5, value, fresh) for user, item, value, fresh in [*values, (3, 6, 0.2, False)]]
     frame = spark.createDataFrame(rows, SCORED)
     found = {row.item_id: row.density for row in with_density(frame, UNIT_COSTS, Limits(), 0.1).collect()}
-    assert found == {1: None, **{2: 0.34, 3: pytest.approx(0.35), 4: 0.25, 5: 0.25, 6: 0.2}}
+    assert found == {1: None, 2: 0.34, 3: pytest.approx(0.35), 4: 0.25, 5: 0.25, 6: 0.2}
     ranked = with_density(frame, UNIT_COSTS, Limits(), 0.1).persist()
     choice = choose(ranked, supply_of(ranked), UNIT_COSTS, 1.0)
     assert [row.item_id for row in choice.pairs.where("action = 'compute'").collect()] == [3]
