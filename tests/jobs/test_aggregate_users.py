@@ -1,9 +1,12 @@
+import time
+from datetime import timedelta
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from jobs import aggregate_users
+from jobs.common.clock import parse_as_of
 from jobs.common.errors import RunFailed, UserError
 from solaris_udf.codec import decode, encode
 from tests.conftest import AS_OF, hours
@@ -103,6 +106,40 @@ def test_without_a_model_the_window_must_hold_one_version(make_run, tables, embe
     report = aggregate_users.run(*make_run("aggregate_users", AS_OF, "serving.user_mean_hours=18"))  # AS_OF only
     assert report.rows_out == 2 and set(rows_of(tables)) == {1, SMALLEST}
     assert aggregate_users.run(*make_run("aggregate_users", AS_OF - hours(48))).rows_out == 0
+
+
+@pytest.fixture
+def zone(request, spark, monkeypatch):
+    """This process and Spark's session in another time zone."""
+    before = spark.conf.get("spark.sql.session.timeZone")
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", request.param)
+        time.tzset()
+        spark.conf.set("spark.sql.session.timeZone", request.param)
+        yield request.param
+    time.tzset()
+    spark.conf.set("spark.sql.session.timeZone", before)
+
+
+@pytest.mark.parametrize(
+    ("zone", "as_of"),
+    [
+        ("America/Sao_Paulo", "2018-11-04T12:00:00-02:00"),  # clocks went forward: the day has 23 hours
+        ("Europe/Berlin", "2026-10-25T12:00:00+01:00"),  # clocks went back: 25 hours
+        ("Asia/Kolkata", "2026-01-03T05:30:00+05:30"),
+    ],
+    indirect=["zone"],
+)
+def test_the_window_is_24_hours_long_on_any_day_in_any_zone(make_run, tables, fill, zone, as_of):
+    at, second = parse_as_of(as_of), timedelta(seconds=1)
+    days = {at - hours(24): 100, at - hours(24) + second: 1, at: 3, at + second: 50}
+    for moment, value in days.items():
+        fill("pair_embeddings", [pair(1, value, [value])], moment)
+    for incremental in ("true", "false"):
+        aggregate_users.run(*make_run("aggregate_users", at, f"aggregate_users.incremental={incremental}"))
+        (row,) = tables.read_slice("user_embeddings", at).selectExpr("*", "unix_seconds(newest_at) AS newest").collect()
+        assert (decode([row.embedding])[0].tolist(), row.pair_count) == ([2], 2)
+        assert row.newest == at.timestamp()
 
 
 def test_sums_kept_per_slice_give_the_means_of_a_full_recomputation(make_run, tables, fill):
