@@ -44,7 +44,6 @@ SURVEY = pa.schema(
         ("reason", pa.string()),
     ]
 )
-BLOCK_BYTES = 6 << 20
 NOT_FINITE = "the user embedding has a NaN or an Inf"
 # A user to be found in a group (is_query false), who also searches its `cells` unless they are null; or one from
 # elsewhere who searches them.
@@ -85,7 +84,9 @@ def survey(batches: Batches, centroids: Float32, probes: int, queries: Float32, 
     use_threads(task_threads())
     counts, zeros = np.zeros(len(centroids), dtype=np.int64), 0
     best, best_cells = no_hits(len(queries), k), np.zeros((len(queries), k), dtype=np.int64)
-    for batch in _blocks(batches):
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
         ids, units, finite, zero = units_of(batch)
         if not finite.all():
             refused = batch.filter(pa.array(~finite))
@@ -133,7 +134,9 @@ def route(batches: Batches, centroids: Float32, groups: Groups, probes: int, *, 
     finite not at all.
     """
     use_threads(task_threads())
-    for batch in _blocks(batches):
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
         all_ids, all_units, finite, zero = units_of(batch)
         live = np.flatnonzero(finite & ~zero)
         ids, units = all_ids[live], all_units[live]
@@ -156,20 +159,6 @@ def route(batches: Batches, centroids: Float32, groups: Groups, probes: int, *, 
         is_query = (group[starts] != home[who]) | (not found)
         visits = pack_cells(cell, np.append(starts, len(cell)))
         yield _routed(batch, all_units, group[starts], is_query, live[who], probed[who, 0], visits)
-
-
-def _blocks(batches: Batches) -> Batches:
-    """The same rows in batches of about BLOCK_BYTES, none empty: a search is cheaper per row in a larger block."""
-    held, size = list[pa.RecordBatch](), 0
-    for batch in batches:
-        if batch.num_rows:
-            held.append(batch)
-            size += batch.nbytes
-        if size >= BLOCK_BYTES:
-            yield pa.concat_batches(held)
-            held, size = [], 0
-    if held:
-        yield pa.concat_batches(held)
 
 
 def place(batches: Batches, groups: Groups) -> Batches:
