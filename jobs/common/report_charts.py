@@ -284,7 +284,7 @@ def scatter(
         axes.set_yticks([])
         axes.set_xlabel(x)
 
-    return draw(title, alt, plot, legend=[(label, color, "mark") for label, color, *_ in layers])
+    return draw(title, alt, plot, rows=14, legend=[(label, color, "mark") for label, color, *_ in layers])
 
 
 def _named_rows(axes: Any, labels: Sequence[str]) -> None:
