@@ -1,9 +1,10 @@
 """Brings the tables and the snapshot to one point in time: new log rows in, the next window's embeddings out.
 
 ## What it does
-`ingest_log` → `update_histories` → `predict_pairs` → `embed_pairs` → `aggregate_users` → `export_snapshot`, and beside
-them `audit_coverage`, which measures the window that has just passed. The run's logical time `as_of` is the end of its
-data interval; a job reads only what was known then and replaces exactly its own slice.
+`ingest_log` → `update_histories` → `predict_pairs` → `embed_pairs` → `aggregate_users` → `find_neighbors` →
+`export_snapshot`, and beside them `audit_coverage`, which measures the window that has just passed. `find_neighbors`
+searches the neighbours of all users once a day, and of the new ones in between. The run's logical time `as_of` is the
+end of its data interval; a job reads only what was known then and replaces exactly its own slice.
 
 ## Before the first run
 - A foundation model must exist: `solaris run --from T0 --to T1` trains the reference model when it is due, or put your
@@ -41,7 +42,10 @@ with dag("solaris_refresh", __doc__, PARAMS, timedelta(minutes=55), schedule=REF
     predict = job("predict_pairs", [table("candidate_pairs"), table("score_histogram")])
     embed = job("embed_pairs", [table("pair_embeddings")], pool=GPU_POOL, execution_timeout=timedelta(hours=6))
     aggregate = job("aggregate_users", [table("user_embeddings")])
+    neighbors = job(
+        "find_neighbors", [table("user_neighbors"), table("user_clusters")], execution_timeout=timedelta(hours=6)
+    )
     export = job("export_snapshot", [table("snapshots"), SNAPSHOT])
 
-    chain(ingest, histories, predict, embed, aggregate, export)
+    chain(ingest, histories, predict, embed, aggregate, neighbors, export)
     chain(ingest, audit, export)

@@ -130,6 +130,20 @@ def lookup(
         show_lookup(config, user or "", items or [], at, values, console, hashed=hashed)
 
 
+@app.command(context_settings={"ignore_unknown_options": True})  # ids may be negative
+def neighbors(
+    user: Annotated[int, typer.Argument(help="User id")],
+    files: ConfigFiles = None,
+    overrides: Overrides = None,
+) -> None:
+    """Show a user's most similar users: cosine and the items they have in common."""
+    from jobs.common.neighbor_view import show_neighbors
+
+    config = resolve(files, overrides)
+    with session(config, "neighbors") as spark:
+        show_neighbors(spark, config, user, console)
+
+
 @app.command()
 def coverage(
     last: Annotated[int, typer.Option(min=1, help="Windows to show")] = 8,

@@ -1,27 +1,30 @@
 """The most similar users of each user, for users and pairs without an embedding of their own.
 
 Takes every user seen in the ranking log in the last days who has a user embedding (the latest one known at as_of), and
-writes the serving.neighbors nearest by cosine, and the user's cluster, to user_neighbors. Up to exact_below users every
-pair is compared; above, users are put into cells by k-means and only the nearest cells are searched, as many as the
-recall target asks for, measured against exact search on a sample. docs/neighbors.md has the rules.
+writes the serving.neighbors nearest by cosine, and the user's cluster, to user_neighbors. Every rebuild_hours that is a
+full search: up to exact_below users every pair is compared; above, users are put into cells by k-means and only the
+nearest cells are searched, as many as the recall target asks for, measured against exact search on a sample. In between
+only the users who are new since then are searched for, among those of the full search and through its cells.
+docs/neighbors.md has the rules.
 """
 
-from dataclasses import dataclass
 from datetime import timedelta
 
-import numpy as np
+import pyarrow as pa
 from pydantic import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs.common.clock import slice_of
+from jobs.common.clock import as_of_of, slice_of
 from jobs.common.config import Section
 from jobs.common.log import latest_per, log_before
 from jobs.common.main import main
+from jobs.common.neighbor_search import Cells, Sampling, Search, search_all_pairs, search_cells, search_new
 from jobs.common.runs import Report, Run
 from jobs.common.versions import model_version_at
-from solaris_udf import knn_search as stages
-from solaris_udf.knn_plan import Plan, Probing, choose_probes, group_cells, plan, train_centroids
+from solaris_udf.codec import decode
+from solaris_udf.knn_plan import plan
+from solaris_udf.knn_rows import from_binary, to_binary
 
 
 class Settings(Section):
@@ -30,24 +33,13 @@ class Settings(Section):
     section = "find_neighbors"
     days: float = Field(7.0, gt=0, description="Users seen in the ranking log in this many days get neighbours")
     embedding_days: float = Field(30.0, gt=0, description="A user embedding older than this is not used")
+    rebuild_hours: float = Field(
+        24.0, ge=0, description="A full search this often; between two of them new users are added to the last one"
+    )
     exact_below: int = Field(20_000, ge=0, description="Up to this many users, every pair of users is compared")
     recall_target: float = Field(0.95, gt=0, le=1, description="Recall@k that probing must reach on the sample")
     recall_sample: int = Field(1_000, ge=100, description="Users, about, whose recall is measured against exact search")
     seed: int = Field(17, description="Seed of the samples and of k-means")
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What is known after one pass over the users."""
-
-    users: int  # with a finite vector, zero ones too
-    zero: int
-    rejected: int
-    dim: int
-
-    @property
-    def searchable(self) -> int:
-        return self.users - self.zero
 
 
 def known_embeddings(stored: DataFrame, seen: DataFrame) -> DataFrame:
@@ -56,98 +48,59 @@ def known_embeddings(stored: DataFrame, seen: DataFrame) -> DataFrame:
     return latest.select("user_id", F.unix_micros("as_of").alias("embedding_micros"), "embedding", "codec")
 
 
-def search_all_pairs(units: DataFrame, rule: Plan, k: int, seed: int) -> DataFrame:
-    """FOUND_DDL rows by comparing every pair. The vectors, bounded by the plan, travel to the workers by broadcast."""
-    # Ordered, so that the broadcast is the same whatever the partitions were.
-    rows = units.where("NOT zero").select("user_id", "vector").toArrow().sort_by("user_id")
-    ids, base = rows.column("user_id").to_numpy(), stages.from_binary(rows.column("vector"))
-    centroids = train_centroids(_spread(base, rule.train_rows), rule.cells, seed)
-    shared = units.sparkSession.sparkContext.broadcast((base, ids, centroids))
-    return units.mapInArrow(lambda batches: stages.search_exactly(batches, *shared.value, k), stages.FOUND_DDL)
+def current_build(run: Run, version: str, rebuild_hours: float) -> str | None:
+    """The slice of the full search that this run adds to; None if the last one is too old, or of another model.
 
-
-def search_cells(
-    units: DataFrame, rule: Plan, sizes: Sizes, k: int, settings: Settings
-) -> tuple[DataFrame, dict[str, float], DataFrame]:
-    """FOUND_DDL rows by probing cells, the search's figures, and the persisted frame to release afterwards.
-
-    The driver sees the k-means sample, the recall sample and one number a cell: all bounded by the plan.
+    The run's own slice does not count, so that a retry does what the first try did.
     """
-    context = units.sparkSession.sparkContext
-    searchable = units.where("NOT zero")
-    train = _sample(searchable, rule.train_rows / sizes.searchable, settings.seed)
-    centroids = train_centroids(train[1], rule.cells, settings.seed)
-    shared = context.broadcast(centroids)
-    assigned = searchable.mapInArrow(
-        lambda batches: stages.assign_cells(batches, shared.value), stages.ASSIGNED_DDL
-    ).persist()
-    sample_ids, sample = _sample(searchable, settings.recall_sample / sizes.searchable, settings.seed + 1)
-    probing = _measured_probes(assigned, sample_ids, sample, centroids, k, settings.recall_target)
+    rows = run.tables.read("user_clusters").where((F.col("slice") < run.slice) & (F.col("model_version") == version))
+    build: str | None = rows.agg(F.max("slice").alias("slice")).first()["slice"]  # type: ignore[index]
+    too_old = build is None or run.as_of - as_of_of(build) >= timedelta(hours=rebuild_hours)
+    return None if too_old else build
 
-    cell_rows = assigned.groupBy("cell").count().toArrow()
-    counts = np.zeros(len(centroids), dtype=np.int64)
-    counts[cell_rows.column("cell").to_numpy()] = cell_rows.column("count").to_numpy()
-    groups = group_cells(counts, centroids, rule.group_rows, settings.seed)
-    routed = assigned.mapInArrow(
-        lambda batches: stages.route(batches, shared.value, groups, probing.probes), stages.ROUTED_DDL
-    )
-    partial = (
-        routed.repartitionById(groups.count, F.col("group"))
-        .sortWithinPartitions("group", "is_query")
-        .mapInArrow(lambda batches: stages.search_groups(batches, k), stages.PARTIAL_DDL)
-    )
-    found = (
-        partial.repartition("user_id")
-        .sortWithinPartitions("user_id")
-        .mapInArrow(lambda batches: stages.merge_hits(batches, k), stages.FOUND_DDL)
-    )
-    nobody = F.array().cast(stages.NEIGHBORS_DDL).alias("neighbors")
-    zero = units.where("zero").select("user_id", "embedding_micros", F.lit(0).alias("cluster_id"), nobody)
-    figures = {
-        "cells": len(centroids),
-        "probes": probing.probes,
-        "recall": probing.recall,
-        "recall_sample": len(sample_ids),
-        "groups": groups.count,
-        "largest_cell": int(counts.max()),
+
+def cells_of(run: Run, build: str) -> Cells:
+    """The cells that the full search of that slice stored: at most 16,384."""
+    rows = run.tables.read("user_clusters").where(F.col("slice") == build)
+    found = rows.select("cluster_id", "centroid", "probes").toArrow().sort_by("cluster_id")
+    return Cells(from_binary(found.column("centroid")), int(found.column("probes")[0].as_py()))
+
+
+def write_cells(run: Run, cells: Cells, version: str) -> None:
+    """Stores what new users are searched with until the next full search."""
+    columns = {
+        "cluster_id": pa.array(range(len(cells.centroids)), pa.int32()),
+        "centroid": to_binary(cells.centroids),
     }
-    return found.unionByName(zero), figures, assigned
+    rows = run.spark.createDataFrame(pa.table(columns))
+    constant = {"probes": F.lit(cells.probes), "model_version": F.lit(version)}
+    run.write(rows.withColumns(constant), "user_clusters")
 
 
-def _measured_probes(
-    assigned: DataFrame, sample_ids: np.ndarray, sample: np.ndarray, centroids: np.ndarray, k: int, target: float
-) -> Probing:
-    """Exact neighbours of the sample over all users, and how many probes find enough of them."""
-    shared = assigned.sparkSession.sparkContext.broadcast((sample, sample_ids))
-    local = assigned.mapInArrow(lambda batches: stages.sample_neighbors(batches, *shared.value, k), stages.SAMPLE_DDL)
-    ordered = F.sort_array(F.collect_list(F.struct((-F.col("similarity")).alias("far"), "user_id", "cell")))
-    best = local.groupBy("query").agg(F.slice(ordered, 1, k).alias("hits")).select("query", F.inline("hits")).toArrow()
-    owner = best.column("query").to_numpy().astype(np.int64)
-    return choose_probes(sample, centroids, owner, best.column("cell").to_numpy().astype(np.int64), target)
+def base_of(run: Run, build: str, stored: DataFrame) -> DataFrame:
+    """The full search's users with the very embeddings that it searched with, and their cell."""
+    built = run.tables.read("user_neighbors").where(F.col("slice") == build)
+    searched = built.select("user_id", F.col("embedding_at").alias("as_of"), F.col("cluster_id").alias("cell"))
+    rows = stored.join(searched, ["user_id", "as_of"], "inner")
+    return rows.select("user_id", F.unix_micros("as_of").alias("embedding_micros"), "embedding", "codec", "cell")
 
 
-def _sample(units: DataFrame, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """ids [s] and vectors [s, d] of about that share of the users, chosen by a hash of their id, ordered by id."""
-    buckets = 1 << 30
-    chosen = F.pmod(F.xxhash64("user_id", F.lit(seed)), F.lit(buckets)) < int(min(1.0, share) * buckets)
-    rows = units.where(chosen).select("user_id", "vector").toArrow().sort_by("user_id")
-    return rows.column("user_id").to_numpy(), stages.from_binary(rows.column("vector"))
-
-
-def _spread(rows: np.ndarray, count: int) -> np.ndarray:
-    """At most count rows, evenly spread."""
-    return rows[:: max(1, -(-len(rows) // max(1, count)))]
-
-
-def _sizes(units: DataFrame) -> Sizes:
-    row = units.agg(
-        F.count("vector").alias("users"),
-        F.count_if(F.col("vector").isNotNull() & F.col("zero")).alias("zero"),
-        F.count("reason").alias("rejected"),
-        F.max(F.length("vector")).alias("width"),
+def search(run: Run, settings: Settings, known: DataFrame, build: str | None, stored: DataFrame) -> tuple[Search, int]:
+    """The search that is due, and the number of users that it is for."""
+    row = known.agg(
+        F.count("*").alias("users"), F.any_value("embedding").alias("embedding"), F.any_value("codec").alias("codec")
     ).first()
     assert row is not None
-    return Sizes(row.users, row.zero, row.rejected, (row.width or 0) // 4)
+    k = run.config.serving.neighbors
+    if build is not None:
+        cells = cells_of(run, build)
+        return search_new(known, base_of(run, build, stored), cells, k, settings.seed), row.users
+    dim = decode([row.embedding], row.codec).shape[1] if row.users else 0
+    rule = plan(row.users, dim, settings.exact_below)
+    if rule.exact:
+        return search_all_pairs(known, rule, k, settings.seed), row.users
+    sampling = Sampling(settings.recall_target, settings.recall_sample, settings.seed)
+    return search_cells(known, row.users, rule, k, sampling), row.users
 
 
 def run(run: Run, settings: Settings) -> Report:
@@ -155,44 +108,45 @@ def run(run: Run, settings: Settings) -> Report:
     oldest = slice_of(run.as_of - timedelta(days=settings.embedding_days))
     stored = run.tables.read("user_embeddings").where((F.col("slice") > oldest) & (F.col("slice") <= run.slice))
     version = model_version_at(run, stored) or ""
+    stored = stored.where(F.col("model_version") == version)
     seen = log_before(run.tables, run.as_of, settings.days * 24).select("user_id").distinct()
-    k = run.config.serving.neighbors
-    units = (
-        known_embeddings(stored.where(F.col("model_version") == version), seen)
-        .mapInArrow(stages.unit_rows, stages.UNITS_DDL)
-        .persist()
-    )
-    held = [units]
+    build = current_build(run, version, settings.rebuild_hours)
+    if build is not None:
+        before = run.tables.read("user_neighbors").where((F.col("slice") < run.slice) & (F.col("build") == build))
+        seen = seen.join(before.select("user_id"), "user_id", "left_anti")
+    known = known_embeddings(stored, seen).persist()
+    held = [known]
     try:
-        sizes = _sizes(units)
-        total = sizes.users + sizes.rejected
-        run.check_reject_rate(sizes.rejected, total)
+        found, users = search(run, settings, known, build, stored)
+        held += found.held
+        run.check_reject_rate(found.rejected, users)
         described = F.to_json(F.struct("user_id", "embedding_micros"))
-        refused = units.where(F.col("reason").isNotNull()).select("reason", described.alias("row"))
-        rejected = run.reject(refused, count=sizes.rejected)
-        usable = units.where(F.col("reason").isNull())
-        rule = plan(sizes.searchable, sizes.dim, settings.exact_below)
-        if rule.exact:
-            found = search_all_pairs(usable, rule, k, settings.seed)
-            figures: dict[str, float] = {"cells": 1, "probes": 1, "recall": 1.0, "groups": 1}
-        else:
-            found, figures, assigned = search_cells(usable, rule, sizes, k, settings)
-            held.append(assigned)
+        rejected = run.reject(found.refused.select("reason", described.alias("row")), count=found.rejected)
         written = run.write(
-            found.select(
+            found.found.select(
                 "user_id",
                 "cluster_id",
                 "neighbors",
                 F.timestamp_micros("embedding_micros").alias("embedding_at"),
+                F.lit(build or run.slice).alias("build"),
                 F.lit(version).alias("model_version"),
             ),
             "user_neighbors",
         )
     finally:
-        for frame in held:
-            frame.unpersist()
-    figures |= {"users": sizes.users, "zero_vectors": sizes.zero, "exact": float(rule.exact)}
-    return Report(total, written, rejected, figures)
+        for each in held:
+            each.unpersist()
+    figures = {
+        "users": float(users - rejected),
+        "zero_vectors": float(found.zero),
+        "full": float(build is None),
+        **found.figures,
+    }
+    if build is None:
+        write_cells(run, found.cells, version)
+        said = {name: round(figures[name], 4) for name in ("users", "cells", "probes", "recall", "exact")}
+        run.tables.set_properties("user_neighbors", {"build": run.slice, **said})
+    return Report(users, written, rejected, figures)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,9 @@ class Settings(Section):
         default_factory=lambda: {
             "candidate_pairs": 14.0,
             "pair_embeddings": 14.0,
+            "user_sums": 7.0,
             "user_embeddings": 30.0,
+            "user_clusters": 30.0,
             "user_neighbors": 30.0,
             "user_histories": 30.0,
             "training_rows": 30.0,

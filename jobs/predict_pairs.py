@@ -44,6 +44,13 @@ class Settings(CandidateSettings):
     )
     budget_share: float = Field(0.2, gt=0, le=1, description="Without budget: part of what all candidates would cost")
     min_probability: float = Field(0.001, ge=0, le=1, description="Less likely pairs are not computed")
+    mean_worth: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="What a row served by its user's mean counts, when a user without a fresh pair competes for a "
+        "first one; 0: only rows of the pair itself count",
+    )
     max_pairs_per_user: int = Field(0, ge=0, description="Computed pairs a user at most; 0: no limit")
     max_users_per_item: int = Field(0, ge=0, description="Users an item is computed for at most; 0: no limit")
 
@@ -117,7 +124,8 @@ def run(run: Run, settings: Settings) -> Report:
             features(view, candidates(view, settings)), verifier, view.window_hours, settings.half_life_hours
         )
         known = guesses.join(fresh_pairs(run, foundation.version), ["user_id", "item_id"], "left")
-        ranked = with_density(known.withColumn("fresh", F.coalesce("fresh", F.lit(False))), costs, limits).persist()
+        marked = known.withColumn("fresh", F.coalesce("fresh", F.lit(False)))
+        ranked = with_density(marked, costs, limits, settings.mean_worth).persist()
         try:
             return _choose_and_write(run, settings, ranked, costs, foundation, verifier is not None)
         finally:

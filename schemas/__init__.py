@@ -14,9 +14,11 @@ from schemas.score_histogram import SCORE_HISTOGRAM
 from schemas.snapshots import SNAPSHOTS
 from schemas.table import Column, Table
 from schemas.training_rows import TRAINING_ROWS
+from schemas.user_clusters import USER_CLUSTERS
 from schemas.user_embeddings import USER_EMBEDDINGS
 from schemas.user_histories import USER_HISTORIES
 from schemas.user_neighbors import USER_NEIGHBORS
+from schemas.user_sums import USER_SUMS
 from schemas.vm_evaluations import VM_EVALUATIONS
 
 TABLES: dict[str, Table] = {
@@ -30,7 +32,9 @@ TABLES: dict[str, Table] = {
         CANDIDATE_PAIRS,
         SCORE_HISTOGRAM,
         PAIR_EMBEDDINGS,
+        USER_SUMS,
         USER_EMBEDDINGS,
+        USER_CLUSTERS,
         USER_NEIGHBORS,
         SNAPSHOTS,
         COVERAGE_AUDIT,

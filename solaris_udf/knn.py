@@ -56,16 +56,24 @@ def unit_vectors(vectors: npt.ArrayLike) -> tuple[Float32, Bool, Bool]:
     Rows that are not finite, or zero, come out as zeros. Grid values below 1 have at most 26 bits after the point and
     24 significant bits, so float32 holds them exactly.
     """
-    values = np.asarray(vectors, dtype=np.float64)
-    finite: Bool = np.asarray(np.isfinite(values).all(axis=1), dtype=np.bool_)
-    values = np.where(finite[:, None], values, 0.0)
-    largest = np.abs(values).max(axis=1, initial=0.0)
-    zero: Bool = np.asarray(finite & (largest == 0), dtype=np.bool_)
-    # First by the largest value, so that squares neither overflow nor vanish.
-    values = values / np.where(largest > 0, largest, 1.0)[:, None]
-    length = np.sqrt(np.einsum("nd,nd->n", values, values))
-    units = values / np.where(length > 0, length, 1.0)[:, None]
-    return (np.rint(units * GRID) / GRID).astype(np.float32), finite, zero
+    given = np.asarray(vectors)
+    units = np.empty(given.shape, dtype=np.float32)
+    finite, zero = np.empty(len(given), dtype=np.bool_), np.empty(len(given), dtype=np.bool_)
+    step = max(1, RANKED_VALUES // max(1, given.shape[1]))
+    for start in range(0, len(given), step):
+        part = slice(start, start + step)
+        values = given[part].astype(np.float64)
+        finite[part] = np.isfinite(values).all(axis=1)
+        values[~finite[part]] = 0.0
+        largest = np.abs(values).max(axis=1, initial=0.0)
+        zero[part] = finite[part] & (largest == 0)
+        # First by the largest value, so that squares neither overflow nor vanish.
+        values /= np.where(largest > 0, largest, 1.0)[:, None]
+        length = np.sqrt(np.einsum("nd,nd->n", values, values))
+        values /= np.where(length > 0, length, 1.0)[:, None]
+        values *= GRID
+        units[part] = np.rint(values, out=values) / GRID
+    return units, finite, zero
 
 
 def top_k(queries: Float32, base: Float32, base_ids: Int64, k: int, query_ids: Int64 | None = None) -> Hits:

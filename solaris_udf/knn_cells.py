@@ -1,9 +1,6 @@
 """Searching the users of some cells: the in-memory index of one group, and which cells are near a vector."""
 
-from typing import Any
-
 import numpy as np
-import pyarrow.compute as pc
 
 from solaris_udf.knn import MARGIN, Float32, Hits, Int64, no_hits, rank, search_all, settle, top_k
 
@@ -23,17 +20,18 @@ class CellIndex:
         self.cells, self.starts = np.unique(cells[order], return_index=True)
         self.ends = np.append(self.starts[1:], len(ids))
 
-    def search(self, queries: Float32, query_ids: Int64, cells: Any, k: int) -> Hits:
+    def search(self, queries: Float32, query_ids: Int64, lengths: Int64, wanted: Int64, k: int) -> Hits:
         """The k nearest of each query [q, d] among the users of its probed cells.
 
-        cells: a pyarrow list array [q], each with the distinct cells to search.
+        lengths [q]: how many cells each query searches; wanted: the distinct cells of the first query, then those of
+        the second, and so on.
         """
         import faiss
 
+        if len(self.cells) == 0 or len(wanted) == 0:
+            return no_hits(len(queries), k)
         fetch = k + 1 + MARGIN
-        lengths = pc.list_value_length(cells).to_numpy().astype(np.int64)
         owner = np.repeat(np.arange(len(queries)), lengths)
-        wanted = cells.flatten().to_numpy().astype(np.int64)
         visits = list[tuple[int, Int64]]()  # (place of the cell, rows of queries that probe it)
         order = np.argsort(wanted, kind="stable")
         asked, begin = np.unique(wanted[order], return_index=True)

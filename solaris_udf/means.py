@@ -83,7 +83,7 @@ def user_means(batches: Iterator[pa.RecordBatch], weighting: Weighting) -> Itera
     for batch in batches:
         if batch.num_rows == 0:
             continue
-        users, items = _ints(batch, "user_id"), _ints(batch, "item_id")
+        users, items = ints(batch, "user_id"), ints(batch, "item_id")
         first = np.ones(len(users), dtype=bool)
         first[1:] = (users[1:] != users[:-1]) | (items[1:] != items[:-1])
         first[0] = (int(users[0]), int(items[0])) != last_pair
@@ -95,17 +95,19 @@ def user_means(batches: Iterator[pa.RecordBatch], weighting: Weighting) -> Itera
             done, partial = _add(kept.slice(start, step), partial, weighting)
             yield from done
     if partial is not None:
-        yield _means([partial.user], partial.vector[None, :], [partial.weight], [partial.pairs], [partial.newest])
+        yield means_of_totals(
+            [partial.user], partial.vector[None, :], [partial.weight], [partial.pairs], [partial.newest]
+        )
 
 
 def _add(
     rows: pa.RecordBatch, partial: _Partial | None, weighting: Weighting
 ) -> tuple[list[pa.RecordBatch], _Partial | None]:
     """Adds the latest rows of pairs to the sums; returns finished users, refused rows, and the user still open."""
-    vectors = _decode_each(rows)
+    vectors = decode_each(rows)
     finite = np.isfinite(vectors).all(axis=1)
-    out = [] if finite.all() else [_refused_pairs(rows.filter(pa.array(~finite)))]
-    users, newest = _ints(rows, "user_id")[finite], _ints(rows, "computed_micros")[finite]
+    out = [] if finite.all() else [refused_pairs(rows.filter(pa.array(~finite)))]
+    users, newest = ints(rows, "user_id")[finite], ints(rows, "computed_micros")[finite]
     probability = rows.column("probability").cast(pa.float64()).to_numpy(zero_copy_only=False)[finite]
     weights = weighting.weights(newest, probability)
     sums = vectors[finite].astype(np.float64) * weights[:, None]
@@ -122,20 +124,20 @@ def _add(
         newest = np.concatenate([[partial.newest], newest])
     starts = np.flatnonzero(np.concatenate([[True], users[1:] != users[:-1]]))
     place = np.cumsum(np.concatenate([[0], users[1:] != users[:-1]]))
-    totals = _sum_in_order(sums, place, len(starts))
+    totals = sum_in_order(sums, place, len(starts))
     weight_totals = np.bincount(place, weights=weights, minlength=len(starts))
     pair_totals = np.add.reduceat(pairs, starts)
     newest_totals = np.maximum.reduceat(newest, starts)
     owners = users[starts]
     if len(starts) > 1:
-        out.append(_means(owners[:-1], totals[:-1], weight_totals[:-1], pair_totals[:-1], newest_totals[:-1]))
+        out.append(means_of_totals(owners[:-1], totals[:-1], weight_totals[:-1], pair_totals[:-1], newest_totals[:-1]))
     still_open = _Partial(
         int(owners[-1]), totals[-1], float(weight_totals[-1]), int(pair_totals[-1]), int(newest_totals[-1])
     )
     return out, still_open
 
 
-def _sum_in_order(rows: Float64, place: Int64, count: int) -> Float64:
+def sum_in_order(rows: Float64, place: Int64, count: int) -> Float64:
     """Sums rows [n, d] into [count, d], strictly one after the other: np.add.reduceat adds pairwise, so its rounding
     would depend on where a batch ends."""
     dim = rows.shape[1]
@@ -144,7 +146,7 @@ def _sum_in_order(rows: Float64, place: Int64, count: int) -> Float64:
     return totals.reshape(count, dim)
 
 
-def _means(users: Any, sums: Float64, weights: Any, pairs: Any, newest: Any) -> pa.RecordBatch:
+def means_of_totals(users: Any, sums: Float64, weights: Any, pairs: Any, newest: Any) -> pa.RecordBatch:
     means = (sums / np.asarray(weights, dtype=np.float64)[:, None]).astype(np.float32)
     pair_counts = np.asarray(pairs, dtype=np.int64)
     with np.errstate(over="ignore"):
@@ -168,7 +170,7 @@ def _means(users: Any, sums: Float64, weights: Any, pairs: Any, newest: Any) -> 
     )
 
 
-def _refused_pairs(rows: pa.RecordBatch) -> pa.RecordBatch:
+def refused_pairs(rows: pa.RecordBatch) -> pa.RecordBatch:
     count = rows.num_rows
     user, item, computed = (rows.column(name).cast(pa.string()) for name in ("user_id", "item_id", "computed_micros"))
     described = pc.binary_join_element_wise(
@@ -188,7 +190,7 @@ def _refused_pairs(rows: pa.RecordBatch) -> pa.RecordBatch:
     )
 
 
-def _decode_each(rows: pa.RecordBatch) -> npt.NDArray[np.float32]:
+def decode_each(rows: pa.RecordBatch) -> npt.NDArray[np.float32]:
     """Decodes vectors [n, d] whose codecs may differ from row to row."""
     codecs = rows.column("codec")
     names = pc.unique(codecs).to_pylist()
@@ -207,6 +209,6 @@ def _decode_each(rows: pa.RecordBatch) -> npt.NDArray[np.float32]:
     return out
 
 
-def _ints(batch: pa.RecordBatch, name: str) -> Int64:
+def ints(batch: pa.RecordBatch, name: str) -> Int64:
     values: Int64 = batch.column(name).cast(pa.int64()).to_numpy(zero_copy_only=True)
     return values

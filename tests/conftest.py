@@ -89,7 +89,8 @@ def fill(spark: Any, tables: Any) -> Callable[..., None]:
 
     def write(name: str, rows: Sequence[Mapping[str, Any]], as_of: datetime = AS_OF, **partition: str) -> None:
         table = TABLES[name]
-        base = {"slice": slice_of(as_of), "as_of": as_of, "run_id": "test"}
+        name_of_slice = slice_of(as_of)
+        base = {"slice": name_of_slice, "build": name_of_slice, "as_of": as_of, "run_id": "test"}
         values = [
             tuple({**base, **DEFAULTS.get(name, {}), **row}.get(column) for column in table.column_names)
             for row in rows

@@ -241,7 +241,7 @@ def _risen(counts: DataFrame, group: tuple[str, ...], view: View, settings: Cand
 
 
 def _clusters(view: View) -> DataFrame:
-    """at, user_id, cluster_id by the latest find_neighbors of an as_of before each reference time.
+    """at, user_id, cluster_id by the latest build of find_neighbors, of an as_of before each reference time.
 
     Not of that very time: it runs after predict_pairs, and a retry must see what the first try saw.
     """
@@ -256,11 +256,12 @@ def _clusters(view: View) -> DataFrame:
             (F.col("slice") >= slice_of(min(view.times) - timedelta(days=CLUSTER_DAYS)))
             & (F.col("slice") < slice_of(max(view.times)))
         )
-        .select("user_id", "cluster_id", computed.alias("computed"), F.explode(seen_from).alias("at"))
+        .select("user_id", "cluster_id", "build", computed.alias("computed"), F.explode(seen_from).alias("at"))
     )
-    # The clusters of one run have nothing to do with those of another.
-    latest = known.groupBy("at").agg(F.max("computed").alias("computed"))
-    return known.join(F.broadcast(latest), ["at", "computed"], "inner").select(*PER_USER, "cluster_id")
+    # The clusters of one build have nothing to do with those of another.
+    latest = known.groupBy("at").agg(F.max("build").alias("build"))
+    of_build = known.join(F.broadcast(latest), ["at", "build"], "inner")
+    return of_build.groupBy(*PER_USER).agg(F.max_by("cluster_id", "computed").alias("cluster_id"))
 
 
 def new_items(view: View, settings: CandidateSettings, cap: int) -> DataFrame:

@@ -57,6 +57,12 @@ def histories_at(tables: Tables, as_of: datetime) -> DataFrame:
     return latest_per(rows, "user_id")
 
 
+def latest_build(neighbors: DataFrame) -> DataFrame:
+    """One row per user of the latest build among user_neighbors rows, the users who came after it included."""
+    newest = neighbors.agg(F.max("build").alias("build"))
+    return latest_per(neighbors.join(F.broadcast(newest), "build", "left_semi"), "user_id")
+
+
 def recent_pair_embeddings(
     tables: Tables, as_of: datetime, hours: float, model_version: str | None = None
 ) -> DataFrame:

@@ -267,6 +267,26 @@ def histogram(
     return draw(title, alt, plot)
 
 
+def scatter(
+    title: str,
+    alt: str,
+    layers: Sequence[tuple[str, str, Sequence[float], Sequence[float]]],
+    *,
+    x: str,
+) -> Chart:
+    """Points of one scale in both directions; each layer is (label, colour, xs, ys), the last one on top."""
+
+    def plot(axes: Any, narrow: bool) -> None:
+        for _, color, xs, ys in layers:
+            axes.plot(xs, ys, "o", markersize=2.6, color=COLORS[color], markeredgewidth=0, alpha=0.8)
+        axes.set_aspect("equal", adjustable="datalim")
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.set_xlabel(x)
+
+    return draw(title, alt, plot, rows=14, legend=[(label, color, "mark") for label, color, *_ in layers])
+
+
 def _named_rows(axes: Any, labels: Sequence[str]) -> None:
     axes.set_yticks(range(len(labels)), labels, color=COLORS["ink"], parse_math=False)
     axes.set_ylim(len(labels) - 0.4, -0.6)

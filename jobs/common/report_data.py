@@ -12,6 +12,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from jobs.common.clock import from_micros, micros, slice_of
+from jobs.common.log import latest_build
+from jobs.common.report_map import user_map
 from jobs.common.tables import Tables
 
 Rows = list[dict[str, Any]]
@@ -36,9 +38,11 @@ class ReportData:
     evaluations: Rows
     """The latest evaluation per dataset and sweep: setting, model, feature_set, metric, value, ci_low, ci_high, ..."""
     neighbors: Rows
-    """The latest slice, one row: slice, users, clusters, mean_neighbors, without."""
+    """The latest build, one row: slice, users, clusters, mean_neighbors, without."""
     similarities: Rows
-    """The latest slice: bucket (lower bound of the similarity to the nearest user), users."""
+    """The latest build: bucket (lower bound of the similarity to the nearest user), users."""
+    user_map: Rows
+    """A sample of users: x, y, cluster_id, share."""
     neighbor_runs: Rows
     """find_neighbors runs: slice, rows_out, seconds, metrics."""
     snapshots: Rows
@@ -59,6 +63,7 @@ def read_report_data(tables: Tables, slices: int) -> ReportData:
         "evaluations": lambda: _evaluations(tables),
         "neighbors": lambda: _neighbors(tables),
         "similarities": lambda: _similarities(tables),
+        "user_map": lambda: user_map(tables),
         "neighbor_runs": lambda: _neighbor_runs(tables, slices),
         "snapshots": lambda: _snapshots(tables, slices),
         "jobs": lambda: _jobs(tables),
@@ -214,39 +219,28 @@ def _evaluations(tables: Tables) -> Rows:
 
 
 def _neighbors(tables: Tables) -> Rows:
-    last = tables.last_slice("user_neighbors")
-    return (
-        []
-        if last is None
-        else _collect(
-            tables.read("user_neighbors")
-            .where(F.col("slice") == last)
-            .groupBy("slice")
-            .agg(
-                F.count("*").alias("users"),
-                F.count_distinct("cluster_id").alias("clusters"),
-                F.avg(F.size("neighbors")).alias("mean_neighbors"),
-                F.sum((F.size("neighbors") == 0).cast("bigint")).alias("without"),
-            )
+    return _collect(
+        latest_build(tables.read("user_neighbors"))
+        .groupBy(F.col("build").alias("slice"))
+        .agg(
+            F.count("*").alias("users"),
+            F.count_distinct("cluster_id").alias("clusters"),
+            F.avg(F.size("neighbors")).alias("mean_neighbors"),
+            F.sum((F.size("neighbors") == 0).cast("bigint")).alias("without"),
         )
     )
 
 
 def _similarities(tables: Tables) -> Rows:
-    last = tables.last_slice("user_neighbors")
     nearest = F.get("neighbors", F.lit(0))["similarity"].cast("double")
     top = F.lit(1 - SIMILARITY_STEP)
-    return (
-        []
-        if last is None
-        else _collect(
-            tables.read("user_neighbors")
-            .where((F.col("slice") == last) & (F.size("neighbors") > 0))
-            .withColumn("bucket", F.least(F.round(F.floor(nearest / SIMILARITY_STEP + 1e-6) * SIMILARITY_STEP, 2), top))
-            .groupBy("bucket")
-            .agg(F.count("*").alias("users"))
-            .orderBy("bucket")
-        )
+    return _collect(
+        latest_build(tables.read("user_neighbors"))
+        .where(F.size("neighbors") > 0)
+        .withColumn("bucket", F.least(F.round(F.floor(nearest / SIMILARITY_STEP + 1e-6) * SIMILARITY_STEP, 2), top))
+        .groupBy("bucket")
+        .agg(F.count("*").alias("users"))
+        .orderBy("bucket")
     )
 
 

@@ -1,9 +1,40 @@
 """The report's sections on neighbours, snapshots, jobs and rejected rows."""
 
+from collections import Counter
+
 from jobs.common import report_charts as charts
 from jobs.common import report_format as fmt
 from jobs.common.report_data import SIMILARITY_STEP, ReportData
 from jobs.common.report_page import Section, table
+
+MAP_COLORS = ("blue", "orange", "green", "purple", "sky", "vermillion")
+
+
+def _user_map(data: ReportData) -> charts.Chart:
+    """The largest clusters in colours of their own, all others in one."""
+    sizes = Counter(row["cluster_id"] for row in data.user_map)
+    largest = [cluster for cluster, _ in sorted(sizes.items(), key=lambda one: (-one[1], one[0]))[: len(MAP_COLORS)]]
+    layers = [
+        (
+            f"{len(sizes) - len(largest)} other clusters",
+            "none",
+            [row for row in data.user_map if row["cluster_id"] not in largest],
+        ),
+        *(
+            (f"cluster {cluster}", color, [row for row in data.user_map if row["cluster_id"] == cluster])
+            for cluster, color in zip(largest, MAP_COLORS, strict=False)
+        ),
+    ]
+    return charts.scatter(
+        "Map of users by cluster",
+        f"{len(data.user_map)} users on the two principal components of their embeddings, coloured by cluster.",
+        [
+            (label, color, [row["x"] for row in rows], [row["y"] for row in rows])
+            for label, color, rows in layers
+            if rows
+        ],
+        x=f"first and second principal component, {data.user_map[0]['share']:.0%} of the variance",
+    )
 
 
 def neighbors(data: ReportData) -> Section:
@@ -12,7 +43,8 @@ def neighbors(data: ReportData) -> Section:
         "Neighbours",
         "How similar each user's nearest neighbour is (cosine in the foundation model's space). Mass at "
         "the right means that a neighbour is a good stand-in; recall, where measured, is the share of the "
-        "true nearest users that the search found.",
+        "true nearest users that the search found. On the map, users close to each other are similar, as far as a "
+        "plane can show it.",
         job="find_neighbors",
     )
     if data.similarities:
@@ -27,10 +59,12 @@ def neighbors(data: ReportData) -> Section:
                 y="users",
             )
         )
+    if data.user_map:
+        section.charts.append(_user_map(data))
     for row in data.neighbors:
         section.tables.append(
             table(
-                "Latest slice",
+                "Latest build",
                 ("slice", "users", "clusters", "neighbours a user", "users without"),
                 [
                     (

@@ -24,6 +24,7 @@ def needed_hours(config: Config) -> dict[str, float]:
     """The hours before the newest as_of of which the jobs and the live snapshot may still read a table's slices."""
     serving, window = config.serving, config.window.hours
     neighbors = config.sections["find_neighbors"].model_dump()
+    rebuild = neighbors["rebuild_hours"] + window
     verifier = config.sections["train_verifier"].model_dump()
     vectors = max(serving.ttl_hours, serving.user_mean_hours, serving.max_user_age_hours) + 2 * window
     training = window * (verifier.get("windows", 0) + verifier.get("validation_windows", 0) + 2)
@@ -33,8 +34,10 @@ def needed_hours(config: Config) -> dict[str, float]:
         "user_histories": max(vectors, training),
         "candidate_pairs": max(vectors, training),
         "pair_embeddings": vectors,
+        "user_sums": vectors,
         "user_embeddings": max(vectors, neighbors["embedding_days"] * 24),
-        "user_neighbors": vectors,
+        "user_clusters": vectors + rebuild,
+        "user_neighbors": vectors + rebuild,
     }
 
 

@@ -24,12 +24,13 @@ class Limits:
     users_per_item: int = 0
 
 
-def with_density(scored: DataFrame, costs: Costs, limits: Limits) -> DataFrame:
+def with_density(scored: DataFrame, costs: Costs, limits: Limits, mean_worth: float = 0.0) -> DataFrame:
     """Adds place, rank, bucket and density to scored pairs (user_id, item_id, probability, expected_rows, fresh, ...).
 
     place: among all pairs of the user by expected rows. rank: the same among the user's eligible pairs by expected
     rows, null for those that can't be computed: fresh ones, those below the limits, and those that are expected to
-    bring nothing. density: expected rows per cost of one pair.
+    bring nothing. density: what a pair brings per cost of one pair. That is its expected rows, and for the first pair
+    of a user without a fresh one mean_worth times the rows of the user's other pairs, which the mean will serve.
     """
     eligible = ~F.col("fresh") & (F.col("probability") >= limits.min_probability) & (F.col("expected_rows") > 0)
     marked = scored.withColumn("eligible", eligible)
@@ -47,18 +48,26 @@ def with_density(scored: DataFrame, costs: Costs, limits: Limits) -> DataFrame:
         ordered = of_user.orderBy("rank")
     place_in_all = Window.partitionBy("user_id").orderBy(F.col("expected_rows").desc(), F.col("item_id"))
     running = ordered.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    ratio = F.sum("expected_rows").over(running) / (F.lit(costs.per_user / costs.per_pair) + F.col("rank"))
-    density = F.least(F.col("expected_rows"), F.max("ratio").over(of_user))
+    worth = F.col("expected_rows")
+    if mean_worth:
+        of_all = Window.partitionBy("user_id")
+        millionths = F.round(F.col("expected_rows") * 1e6).cast("bigint")  # their sum does not depend on the order
+        others = (F.sum(millionths).over(of_all) - millionths) / 1e6
+        opens = F.col("eligible") & (F.col("rank") == 1) & ~F.max("fresh").over(of_all)
+        worth += F.when(opens, F.lit(mean_worth) * others).otherwise(0.0)
+    ratio = F.sum("worth").over(running) / (F.lit(costs.per_user / costs.per_pair) + F.col("rank"))
+    density = F.least(F.col("worth"), F.max("ratio").over(of_user))
     bucket = F.floor((F.lit(TOP_DOUBLING) - F.log2("density")) * BUCKETS_PER_DOUBLING)
     return (
-        ranked.withColumn("ratio", ratio)
+        ranked.withColumn("worth", worth)
+        .withColumn("ratio", ratio)
         .withColumn("place", F.row_number().over(place_in_all).cast("bigint"))
         .withColumn("density", F.when(F.col("eligible"), density))
         .withColumn("rank", F.when(F.col("eligible"), F.col("rank")))
         .withColumn(
             "bucket", F.when(F.col("eligible"), F.least(F.greatest(bucket, F.lit(0)), F.lit(BUCKETS - 1)).cast("int"))
         )
-        .drop("eligible", "ratio")
+        .drop("eligible", "worth", "ratio")
     )
 
 

@@ -36,7 +36,7 @@ SERIES: tuple[Entry, ...] = (
     Entry("audit_coverage", after=("ingest_log",)),
     Entry("embed_pairs", after=("predict_pairs", "update_histories")),
     Entry("aggregate_users", after=("embed_pairs",)),
-    Entry("find_neighbors", "daily", ("aggregate_users",)),
+    Entry("find_neighbors", after=("aggregate_users",)),
     Entry("export_snapshot", after=("aggregate_users", "find_neighbors", "audit_coverage")),
     Entry("maintain_tables", "daily", ("export_snapshot", "join_features")),
 )

@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 
 from jobs.common.clock import slice_of, ts
 from jobs.common.config import Serving
-from jobs.common.log import latest_per
+from jobs.common.log import latest_build, latest_per
 from jobs.common.runs import Run
 from solaris_udf.snapshot.shards import USER_COLUMNS
 from solaris_udf.tiers import NEIGHBOR_MEAN, USER_MEAN
@@ -30,7 +30,7 @@ def neighbor_lists(run: Run, version: str, means: DataFrame, count: int) -> Data
     """The best neighbours of each user that have an own mean (user_id, neighbors), most similar first, ties by id."""
     rows = run.tables.read("user_neighbors").where((F.col("slice") <= run.slice) & (F.col("model_version") == version))
     candidates = (
-        rows.join(F.broadcast(rows.agg(F.max("slice").alias("slice"))), "slice", "left_semi")
+        latest_build(rows)
         .select("user_id", F.explode("neighbors").alias("neighbor"))
         .select("user_id", F.col("neighbor.user_id").alias("neighbor_id"), "neighbor.similarity")
         .where(

@@ -1,7 +1,7 @@
 """Delta tables: created with their constraints and comments, checked against their schema, written slice by slice."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import cast
@@ -136,6 +136,11 @@ class Tables:
             .save(self.path(name))
         )
         return self.read(name).where(where).count()
+
+    def set_properties(self, name: str, values: Mapping[str, object]) -> None:
+        """Sets properties `solaris.KEY` of an existing table, for whoever opens it without our run records."""
+        pairs = ", ".join(f"'solaris.{key}' = '{value}'" for key, value in values.items())
+        self.spark.sql(f"ALTER TABLE delta.`{self.path(name)}` SET TBLPROPERTIES ({pairs})")
 
     def append(self, frame: DataFrame, name: str) -> None:
         """Appends rows; only for tables without slices (job_runs)."""

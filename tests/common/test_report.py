@@ -13,6 +13,7 @@ from jobs.common.report_data import ReportData, read_report_data
 from jobs.common.report_sections import sections, tiles
 from jobs.common.tables import Tables, spark_schema
 from schemas import TABLES
+from solaris_udf.codec import encode
 from tests.conftest import AS_OF, DEFAULTS, hours
 
 SECTIONS = [
@@ -140,7 +141,8 @@ class InMemory(Tables):
         self.rows = {}
 
     def fill(self, name, rows, as_of=AS_OF):
-        base = {"slice": slice_of(as_of), "as_of": as_of, "run_id": "test", **DEFAULTS.get(name, {})}
+        at = slice_of(as_of)
+        base = {"slice": at, "build": at, "as_of": as_of, "run_id": "test", **DEFAULTS.get(name, {})}
         columns = TABLES[name].column_names
         self.rows.setdefault(name, []).extend(tuple({**base, **row}.get(column) for column in columns) for row in rows)
 
@@ -229,6 +231,14 @@ def filled(spark):
             {"user_id": 4, "neighbors": [], "embedding_at": AS_OF},
         ],
     )
+    vectors = {1: [1, 0, 0], 2: [0, 1, 0], 3: [1, 0.1, 0], 4: [0, 0, 0]}
+    fill(
+        "user_embeddings",
+        [
+            {"user_id": user, "embedding": encode([vector])[0].as_py(), "newest_at": AS_OF}
+            for user, vector in vectors.items()
+        ],
+    )
     fill(
         "snapshots",
         [
@@ -298,6 +308,7 @@ def test_every_figure_of_the_tables_stands_on_the_page(make_config, filled):
     assert ["20260103T000000Z", "4", "2", "1", "1"] in page.tables["neighbors"]
     assert ["20260103T000000Z", "4", "2.0 s", "2", "4", "0.987"] in page.tables["neighbors"]
     assert ["0.95", "1", "3"] in page.tables["neighbors"]
+    assert "cluster 0" in page.text["neighbors"] and "100% of the variance" in text
     assert {"snap-1", "41,234", "812", "188", "5.0 MiB"} <= cells["snapshots"]
     assert ["embed_pairs", "3", "1", "4.0 s", "17.0 s", "300", "288", "12", "200", "190"] in page.tables["jobs"]
     assert "RunFailed: <b>too many</b>" in cells["jobs"]
@@ -315,7 +326,7 @@ def test_every_figure_of_the_tables_stands_on_the_page(make_config, filled):
         "coverage-gain": 2,
         "ab": 2,
         "freshness": 2,
-        "neighbors": 2,
+        "neighbors": 4,
         "snapshots": 4,
         "jobs": 2,
         "rejected": 2,

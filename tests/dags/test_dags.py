@@ -20,6 +20,7 @@ ORDER = {
         "predict_pairs",
         "embed_pairs",
         "aggregate_users",
+        "find_neighbors",
         "export_snapshot",
     ],
     "solaris_daily": ["train_verifier", "maintain_tables"],
@@ -67,8 +68,8 @@ def test_tasks_are_jobs_with_owner_retries_and_timeouts_in_the_right_order(descr
         assert Path(task["filled"][0]) == PROJECT / "jobs" / f"{name}.py" and Path(task["filled"][0]).exists()
     for dag, order in ORDER.items():
         assert [name for name in described["dags"][dag]["order"] if name in order] == order
-    assert tasks["export_snapshot"]["upstream"] == ["aggregate_users", "audit_coverage"]
-    assert tasks["maintain_tables"]["upstream"] == ["find_neighbors", "train_verifier"]
+    assert tasks["export_snapshot"]["upstream"] == ["audit_coverage", "find_neighbors"]
+    assert tasks["maintain_tables"]["upstream"] == ["train_verifier"]
     assert tasks["join_features"]["trigger_rule"] == "none_failed"
     assert tasks["export_snapshot"]["outlets"] == ["x-solaris://snapshots/current", "x-solaris://tables/snapshots"]
     assert tasks["embed_pairs"]["outlets"] == ["x-solaris://tables/pair_embeddings"]

@@ -1,9 +1,12 @@
+import time
+from datetime import timedelta
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from jobs import aggregate_users
+from jobs.common.clock import parse_as_of
 from jobs.common.errors import RunFailed, UserError
 from solaris_udf.codec import decode, encode
 from tests.conftest import AS_OF, hours
@@ -103,3 +106,83 @@ def test_without_a_model_the_window_must_hold_one_version(make_run, tables, embe
     report = aggregate_users.run(*make_run("aggregate_users", AS_OF, "serving.user_mean_hours=18"))  # AS_OF only
     assert report.rows_out == 2 and set(rows_of(tables)) == {1, SMALLEST}
     assert aggregate_users.run(*make_run("aggregate_users", AS_OF - hours(48))).rows_out == 0
+
+
+@pytest.fixture
+def zone(request, spark, monkeypatch):
+    """This process and Spark's session in another time zone."""
+    before = spark.conf.get("spark.sql.session.timeZone")
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", request.param)
+        time.tzset()
+        spark.conf.set("spark.sql.session.timeZone", request.param)
+        yield request.param
+    time.tzset()
+    spark.conf.set("spark.sql.session.timeZone", before)
+
+
+@pytest.mark.parametrize(
+    ("zone", "as_of"),
+    [
+        ("America/Sao_Paulo", "2018-11-04T12:00:00-02:00"),  # clocks went forward: the day has 23 hours
+        ("Europe/Berlin", "2026-10-25T12:00:00+01:00"),  # clocks went back: 25 hours
+        ("Asia/Kolkata", "2026-01-03T05:30:00+05:30"),
+    ],
+    indirect=["zone"],
+)
+def test_the_window_is_24_hours_long_on_any_day_in_any_zone(make_run, tables, fill, zone, as_of):
+    at, second = parse_as_of(as_of), timedelta(seconds=1)
+    days = {at - hours(24): 100, at - hours(24) + second: 1, at: 3, at + second: 50}
+    for moment, value in days.items():
+        fill("pair_embeddings", [pair(1, value, [value])], moment)
+    for incremental in ("true", "false"):
+        aggregate_users.run(*make_run("aggregate_users", at, f"aggregate_users.incremental={incremental}"))
+        (row,) = tables.read_slice("user_embeddings", at).selectExpr("*", "unix_seconds(newest_at) AS newest").collect()
+        assert (decode([row.embedding])[0].tolist(), row.pair_count) == ([2], 2)
+        assert row.newest == at.timestamp()
+
+
+def test_sums_kept_per_slice_give_the_means_of_a_full_recomputation(make_run, tables, fill):
+    draw = np.random.default_rng(3)
+    settings = ["aggregate_users.half_life_hours=18", "aggregate_users.weight_by_probability=true"]
+
+    def embed(step, run="embed"):
+        pairs = [(user, item) for user in range(8) for item in range(6) if draw.random() < 0.5 and (user + step) % 4]
+        rows = [
+            pair(user, item, draw.normal(size=3), probability=float(draw.random()), run_id=f"{run} {step}")
+            for user, item in pairs
+        ]
+        fill("pair_embeddings", rows, AS_OF + hours(6 * step))
+        return len(rows)
+
+    def incremental(step, *more):
+        return aggregate_users.run(*make_run("aggregate_users", AS_OF + hours(6 * step), *settings, *more))
+
+    def assert_equal_to_full(step):
+        at = AS_OF + hours(6 * step)
+        found = rows_of(tables, at)
+        incremental(step, "aggregate_users.incremental=false")
+        expected = rows_of(tables, at)
+        assert found.keys() == expected.keys() and len(found) > 4
+        for user, row in expected.items():
+            exact, kept = decode([row.embedding])[0], decode([found[user].embedding])[0]
+            assert kept == pytest.approx(exact, rel=1e-3, abs=1e-3)  # a float16 step
+            assert (found[user].pair_count, found[user].newest_at) == (row.pair_count, row.newest_at)
+
+    for step in range(6):  # the window of 24 h holds four slices: the first ones leave it
+        added = embed(step)
+        report = incremental(step)
+        assert (report.metrics["full"], report.rows_in) == (float(step == 0), added)
+    assert incremental(5).rows_in == added  # a retry
+    assert_equal_to_full(5)
+    # A slice of the window is embedded again, or one is missing: everything is read anew, then it goes on.
+    embed(4, run="again")
+    assert incremental(5).metrics["full"] == 1.0
+    assert_equal_to_full(5)
+    for step in (6, 7):
+        embed(step)
+    assert incremental(7).metrics["full"] == 1.0
+    embed(8)
+    assert incremental(8).metrics["full"] == 0.0
+    assert_equal_to_full(8)
+    assert incremental(8, "serving.user_mean_hours=12").metrics["full"] == 1.0  # another window

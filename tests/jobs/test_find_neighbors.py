@@ -2,6 +2,8 @@ import numpy as np
 import pytest
 
 from jobs import find_neighbors
+from jobs.common.errors import UserError
+from jobs.common.log import latest_build
 from solaris_udf.codec import decode, encode
 from tests.conftest import AS_OF, hours, log_row
 
@@ -131,3 +133,76 @@ def test_cells_reach_the_target_and_do_not_depend_on_partitions(make_run, tables
         spark.conf.set("spark.sql.shuffle.partitions", before)
     assert report.metrics["groups"] < 5
     assert {user: (row.cluster_id, row.neighbors) for user, row in saved(tables).items()} == rows
+
+
+def test_new_users_are_searched_for_in_the_last_build_until_the_next_one(make_run, tables, fill, spark, monkeypatch):
+    generator = np.random.default_rng(8)
+    centres = generator.normal(size=(12, 8))
+    vectors = centres[generator.integers(0, 12, 430)] + 0.3 * generator.normal(size=(430, 8))
+    old, new = range(400), range(400, 430)
+    stored = dict(zip(range(430), decode(encode(vectors)), strict=True))
+    later = AS_OF + hours(6)
+    fill("ranking_log", [log_row(user, 1, AS_OF - hours(5)) for user in range(430)])
+    fill("user_embeddings", [embedding(user, vectors[user]) for user in old])
+    fill(
+        "user_embeddings",
+        [
+            *(embedding(user, vectors[user]) for user in new),
+            embedding(5, [9] * 8),  # known before: not searched for again, and found by their vector of the build
+            embedding(900, [1] * 8),  # never seen
+        ],
+        later,
+    )
+    # A build that compared every pair is searched in full, here in several groups.
+    monkeypatch.setattr("solaris_udf.knn_plan.GROUP_ROWS", 100)
+    overrides = ("serving.neighbors=4",)
+    report = find_neighbors.run(*make_run("find_neighbors", AS_OF, *overrides))
+    assert (report.rows_out, report.metrics["full"]) == (400, 1.0)
+    build = lists(saved(tables))
+    properties = spark.sql(f"SHOW TBLPROPERTIES delta.`{tables.path('user_neighbors')}`").collect()
+    said = {row.key: row.value for row in properties if row.key.startswith("solaris.")}
+    assert said["solaris.build"] == "20260103T000000Z" and said["solaris.recall"] == "1.0"
+    assert (said["solaris.users"], said["solaris.exact"]) == ("400", "1.0")
+
+    for _ in range(2):  # a retry does the same again
+        report = find_neighbors.run(*make_run("find_neighbors", later, *overrides))
+        assert (report.rows_out, report.metrics["full"]) == (30, 0.0)
+    found = saved(tables, later)
+    truth = brute_force(stored, 430)
+    assert_same(lists(found), {user: [hit for hit in truth[user] if hit[0] < 400][:4] for user in new})
+    assert {row.build for row in found.values()} == {"20260103T000000Z"}
+    together = latest_build(tables.read("user_neighbors")).collect()
+    assert lists({row.user_id: row for row in together}) == {**build, **lists(found)}
+    # A new user is in the cluster of the most similar centroid.
+    rows = tables.read_slice("user_clusters", AS_OF).orderBy("cluster_id").collect()
+    centroids = np.array([np.frombuffer(row.centroid, "<f4") for row in rows])
+    assert np.linalg.norm(centroids, axis=1) == pytest.approx(1, abs=1e-6)
+    assert [row.cluster_id for row in rows] == list(range(len(rows))) and 10 < len(rows) <= 20
+    for user, row in found.items():
+        assert row.cluster_id == int(np.argmax(centroids @ stored[user]))
+
+    # Nobody new: an empty slice. A day after the build: everybody again.
+    assert find_neighbors.run(*make_run("find_neighbors", AS_OF + hours(7), *overrides)).rows_out == 0
+    report = find_neighbors.run(*make_run("find_neighbors", AS_OF + hours(24), *overrides))
+    assert (report.rows_out, report.metrics["full"]) == (430, 1.0)
+    assert latest_build(tables.read("user_neighbors")).select("build").distinct().count() == 1
+
+
+@pytest.mark.parametrize(("users", "below"), [(1, 0), (4, 0), (3, 20_000)])  # k = 3
+def test_few_or_equal_users_have_each_other(make_run, tables, fill, users, below):
+    fill("ranking_log", [log_row(user, 1, AS_OF - hours(5)) for user in range(users)])
+    fill("user_embeddings", [embedding(user, [2, 1]) for user in range(users)])
+    overrides = ("serving.neighbors=3", f"find_neighbors.exact_below={below}")
+    assert find_neighbors.run(*make_run("find_neighbors", AS_OF, *overrides)).rows_out == users
+    everyone = range(users)
+    assert lists(saved(tables)) == {
+        user: [(other, 1.0) for other in everyone if other != user][:3] for user in everyone
+    }
+
+
+def test_versions_do_not_mix(make_run, tables, fill):
+    fill("ranking_log", [log_row(user, 1, AS_OF - hours(5)) for user in (1, 2)])
+    fill("user_embeddings", [embedding(1, [1, 0]), embedding(2, [1, 1], model_version="m2")])
+    with pytest.raises(UserError, match="several model versions \\(m1, m2\\)"):
+        find_neighbors.run(*make_run("find_neighbors"))
+    assert not tables.exists("user_neighbors")

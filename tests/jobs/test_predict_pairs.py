@@ -82,6 +82,24 @@ def test_selection_is_the_one_defined_in_numpy_and_is_exact_at_the_cut(spark, mo
     frame.unpersist()
 
 
+def test_a_first_pair_also_counts_the_rows_that_the_mean_will_serve(spark):
+    # User 1 has a fresh pair; users 2 and 3 have none. The others' rows count a tenth: 2's first is worth 0.3 + 0.1 x
+    # 0.5, 3's 0.2 + 0.1 x 0; a user's second pair and all of user 1's are worth their own rows.
+    values = [(1, 1, 0.9, True), (1, 2, 0.34, False), (2, 3, 0.3, False), (2, 4, 0.25, False), (2, 5, 0.25, False)]
+    rows = [(user, item, 0.5, value, fresh) for user, item, value, fresh in [*values, (3, 6, 0.2, False)]]
+    frame = spark.createDataFrame(rows, SCORED)
+    found = {row.item_id: row.density for row in with_density(frame, UNIT_COSTS, Limits(), 0.1).collect()}
+    assert found == {1: None, 2: 0.34, 3: pytest.approx(0.35), 4: 0.25, 5: 0.25, 6: 0.2}
+    ranked = with_density(frame, UNIT_COSTS, Limits(), 0.1).persist()
+    choice = choose(ranked, supply_of(ranked), UNIT_COSTS, 1.0)
+    assert [row.item_id for row in choice.pairs.where("action = 'compute'").collect()] == [3]
+    choice.release()
+    ranked.unpersist()
+    # A user's cost is shared by what the user's pairs bring: (0.35 + 0.25 + 0.25) / (1 + 3) is the best ratio.
+    by_cost = {row.item_id: row.density for row in with_density(frame, Costs(1.0, 1.0), Limits(), 0.1).collect()}
+    assert by_cost[3] == pytest.approx(0.85 / 4) and by_cost[6] == pytest.approx(0.1)
+
+
 def test_first_slice_writes_nothing_and_says_so(make_run, tables):
     job, settings = make_run("predict_pairs")
     report = run(job, settings)

@@ -1,8 +1,10 @@
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from solaris_udf import knn_search
 from solaris_udf.knn import top_k, unit_vectors
 from solaris_udf.knn_cells import CellIndex, nearest_cells
 from solaris_udf.knn_plan import choose_probes, group_cells, plan, train_centroids
+from solaris_udf.knn_rows import single_batch
 
 INT64 = np.iinfo(np.int64)
 
@@ -34,17 +37,24 @@ def as_lists(hits):
 
 
 @st.composite
-def users(draw, max_users=60):
-    """Vectors on a coarse lattice, so that copies and ties are common, with ids over all of int64."""
+def stored_users(draw, max_users=60):
+    """Vectors on a coarse lattice, so that copies and ties are common, zero ones too, with ids over all of int64."""
     count, dim = draw(st.integers(1, max_users)), draw(st.integers(1, 5))
     seed = draw(st.integers(0, 2**32 - 1))
     generator = np.random.default_rng(seed)
     spread = draw(st.sampled_from([1, 2, 100]))
     vectors = generator.integers(-spread, spread + 1, (count, dim)).astype(np.float32)
-    vectors[~vectors.any(axis=1), 0] = 1
     any_id = st.integers(int(INT64.min), int(INT64.max))
     ids = draw(st.lists(any_id, min_size=count, max_size=count, unique=True))
-    return unit_vectors(vectors)[0], np.array(ids, dtype=np.int64)
+    return vectors, np.array(ids, dtype=np.int64)
+
+
+@st.composite
+def users(draw):
+    """The same as unit vectors, without zero ones."""
+    vectors, ids = draw(stored_users())
+    vectors[~vectors.any(axis=1), 0] = 1
+    return unit_vectors(vectors)[0], ids
 
 
 @settings(max_examples=60)
@@ -56,39 +66,93 @@ def test_top_k_is_brute_force_to_the_tie(drawn, k):
 
 
 @settings(max_examples=30)
-@given(users(), st.integers(1, 6), st.integers(1, 8), st.randoms())
-def test_searching_every_cell_in_any_grouping_is_exact(drawn, k, group_rows, random):
-    """The stages as Spark runs them: assigned, routed, sorted by group, searched, merged, with all cells probed."""
+@given(stored_users(), st.integers(1, 6), st.integers(1, 8), st.integers(0, 3), st.randoms())
+def test_searching_every_cell_in_any_grouping_is_exact(drawn, k, group_rows, bad, random):
+    """The stages as Spark runs them, with all cells probed: surveyed, routed, sorted, searched, merged."""
     vectors, ids = drawn
-    centroids = train_centroids(vectors, 4, seed=1)
-    units = _batch(vectors, ids)
-    assigned = list(knn_search.assign_cells(iter(_cut(units, random)), centroids))
-    cells = np.concatenate([batch.column("cell").to_numpy() for batch in assigned]).astype(np.int64)
-    groups = group_cells(np.bincount(cells, minlength=len(centroids)), centroids, group_rows, seed=1)
-    routed = pa.Table.from_batches(knn_search.route(iter(assigned), centroids, groups, probes=len(centroids)))
-    base = routed.filter(pa.compute.invert(routed.column("is_query")))
-    assert sorted(base.column("user_id").to_pylist()) == sorted(ids.tolist())  # everybody stands in exactly one group
-    ordered = routed.sort_by([("group", "ascending"), ("is_query", "ascending"), ("user_id", "ascending")])
-    partial = list(knn_search.search_groups(iter(_cut(ordered.combine_chunks().to_batches()[0], random)), k))
-    by_user = pa.Table.from_batches(partial).sort_by("user_id").combine_chunks().to_batches()[0]
-    found = {
+    vectors = vectors.astype("<f2")
+    vectors[:bad] = np.nan
+    stored = pa.RecordBatch.from_pydict(
+        {
+            "user_id": ids,
+            "embedding_micros": np.arange(len(ids)),
+            "embedding": pa.array([row.tobytes() for row in vectors], pa.binary()),
+            "codec": ["float16"] * len(ids),
+        }
+    )
+    units, finite, zero = unit_vectors(vectors)
+    live = finite & ~zero
+    centroids = train_centroids(units[live], 4, seed=1) if live.any() else np.eye(1, vectors.shape[1], dtype=np.float32)
+    probes, sample = len(centroids), np.flatnonzero(live)[::3]
+
+    # Two tasks each survey a part.
+    parts = [stored.slice(0, len(ids) // 2), stored.slice(len(ids) // 2)]
+    said = pa.Table.from_batches(
+        batch
+        for part in parts
+        for batch in knn_search.survey(iter(_cut(part, random)), centroids, 1, units[sample], ids[sample], k)
+    ).to_pylist()
+    assert sorted(row["user_id"] for row in said if row["reason"]) == sorted(ids[~finite].tolist())
+    cells = nearest_cells(units[live], centroids, 1)[:, 0]
+    counted = Counter()
+    for row in said:
+        if row["users"] is not None:
+            counted[row["cell"]] += row["users"]
+    assert counted == Counter({None: int(zero.sum()), **Counter(cells.tolist())})
+    truth = brute_force(units[sample], units[live], ids[live], k, ids[sample])
+    home = dict(zip(ids[live].tolist(), cells.tolist(), strict=True))
+    for query, expected in enumerate(truth):
+        hits = [row for row in said if row["query"] == query]
+        assert sorted((-row["similarity"], row["user_id"]) for row in hits)[:k] == expected
+        assert all(row["cell"] == home[row["user_id"]] for row in hits)
+
+    groups = group_cells(np.bincount(cells, minlength=probes), centroids, group_rows, seed=1)
+    batches = list(knn_search.route(iter(_cut(stored, random)), centroids, groups, probes, found=True))
+    if not batches:
+        assert not finite.any()
+        return
+    routed = pa.Table.from_batches(batches)
+    assert sorted(routed.filter(pc.invert(routed["is_query"]))["user_id"].to_pylist()) == sorted(ids[live].tolist())
+    partial = _searched(routed, groups, k, random)
+    found = _merged(partial, k, random)
+    expected = dict(
+        zip(ids[live].tolist(), brute_force(units[live], units[live], ids[live], k, ids[live]), strict=True)
+    )
+    assert found == {**expected, **{user: [] for user in ids[zero].tolist()}}
+
+    # The first ones are new: they search among the others and are not found.
+    old, new = stored.slice(len(ids) // 2), stored.slice(0, len(ids) // 2)
+    is_old = live & (np.arange(len(ids)) >= len(ids) // 2)
+    own = [home.get(user, 0) for user in old.column("user_id").to_pylist()]
+    placed = knn_search.place(iter([old.append_column("cell", pa.array(own, pa.int32()))]), groups)
+    queries = knn_search.route(iter(_cut(new, random)), centroids, groups, probes, found=False)
+    sent = [*placed, *queries]
+    found = _merged(_searched(pa.Table.from_batches(sent), groups, k, random), k, random) if sent else {}
+    asked = np.flatnonzero(live & ~is_old)
+    expected = brute_force(units[asked], units[is_old], ids[is_old], k) if is_old.any() else [[]] * len(asked)
+    nobody = {user: [] for user in ids[: len(ids) // 2][zero[: len(ids) // 2]].tolist()}
+    assert found == {**dict(zip(ids[asked].tolist(), expected, strict=True)), **nobody}
+
+
+def _searched(routed, groups, k, random):
+    """What each group's task finds; a group is empty where nobody was sent to it."""
+    out = []
+    for group in range(groups.count):
+        rows = routed.filter(pc.equal(routed["group"], group)).sort_by("is_query")
+        batches = _cut(single_batch(rows), random) if rows.num_rows else []
+        out += list(knn_search.search_group(iter(batches), k))
+    return out
+
+
+def _merged(partial, k, random):
+    if not partial:
+        return {}
+    by_user = single_batch(pa.Table.from_batches(partial).sort_by("user_id"))
+    return {
         row["user_id"]: [(-hit["similarity"], hit["user_id"]) for hit in row["neighbors"]]
         for batch in knn_search.merge_hits(iter(_cut(by_user, random)), k)
         for row in batch.to_pylist()
     }
-    assert [found[int(id_)] for id_ in ids] == brute_force(vectors, vectors, ids, k, ids)
-
-
-def _batch(vectors, ids):
-    count = len(ids)
-    return pa.RecordBatch.from_pydict(
-        {
-            "user_id": ids,
-            "embedding_micros": np.zeros(count, np.int64),
-            "vector": knn_search.to_binary(vectors),
-            "zero": np.zeros(count, bool),
-        }
-    )
 
 
 def _cut(batch, random):
@@ -194,7 +258,7 @@ def test_probes_reach_the_recall_they_promise():
     probing = choose_probes(vectors[sample], centroids, owner, cells[truth.ids[sample].ravel()], 0.95)
     index = CellIndex(ids, vectors, cells)
     probed = nearest_cells(vectors, centroids, probing.probes)
-    hits = index.search(vectors, ids, pa.array(probed.tolist(), pa.list_(pa.int32())), 10)
+    hits = index.search(vectors, ids, np.full(len(ids), probing.probes), probed.ravel(), 10)
     recalls = np.array([len(set(a) & set(b)) / 10 for a, b in zip(hits.ids.tolist(), truth.ids.tolist(), strict=True)])
     assert recalls.mean() >= 0.95
     assert recalls[sample].mean() == pytest.approx(probing.recall)  # what was measured is what the search gives
