@@ -43,7 +43,10 @@ class Settings(Section):
     batch_tokens: int = Field(65_536, ge=1, description="History events that one batch of users or pairs may hold")
     batch_pairs: int = Field(8_192, ge=1, description="Pairs that one batch may hold")
     batch_mb: int = Field(
-        256, ge=1, description="Memory that one batch of users or pairs may take in the model; weights come on top"
+        32,
+        ge=1,
+        description="Memory that one batch of users or pairs may take in the model; weights come on top. 32 suits a "
+        "CPU's cache, a GPU wants 512 or more",
     )
     chunk_pairs: int = Field(1_000_000, ge=1, description="Progress is saved after so many pairs: what a kill can lose")
     task_pairs: int = Field(50_000, ge=1, description="About how many pairs one Spark task embeds")

@@ -49,12 +49,13 @@ class Limits:
     """Bounds of one batch. tokens: padded events of a group of users, and events that a batch of pairs attends to.
     pairs: pairs of a batch. bytes: memory of a group of users or a batch of pairs in the model; 0: unbounded.
 
-    The defaults are large enough that torch's overhead per call is small, and small enough for the cache to help.
+    The defaults suit a CPU: large enough that torch's overhead per call is small, and small enough that what a batch
+    writes is still in the cache when it is read. A GPU likes more.
     """
 
     tokens: int = 65_536
     pairs: int = 8_192
-    bytes: int = 0
+    bytes: int = 32 << 20
 
     def __post_init__(self) -> None:
         if self.tokens < 1 or self.pairs < 1 or self.bytes < 0:

@@ -235,3 +235,32 @@ def test_the_job_reads_what_was_known_and_exports_a_model(tables, fill, make_run
     }
     with pytest.raises(RunFailed, match="no shown row"):
         job.run(*make_run("train_foundation", AS_OF - hours(100)))
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_model(fill, make_run, root):
+    rows = [
+        log_row(
+            user,
+            item,
+            AS_OF - hours(30 - step),
+            clicked=(item + step) % 3 == 0,
+            request_id=f"{user}-{step}",
+            shown=True,
+        )
+        for user in range(8)
+        for step in range(6)
+        for item in range(3)
+    ]
+    fill("ranking_log", rows, AS_OF)
+    fill("items", [{"item_id": item, "category_id": item} for item in range(3)])
+    options = [
+        f"train_foundation.{option}"
+        for option in ("size=tiny", "epochs=1", "embedding_dim=4", "batch=8", "validation=0.2")
+    ]
+    run, settings = make_run("train_foundation", AS_OF, *options, "train_foundation.workers=2")
+    report = job.run(run, settings)
+    # Six times of 24 rows each: the last one validates.
+    assert (report.metrics["train_rows"], report.metrics["validation_rows"]) == (120, 24)
+    assert report.metrics["epochs"] == 1 and 0 < report.metrics["validation_log_loss"] < 2
+    assert check_model(root / "models" / "foundation" / "20260103T000000Z") == []
