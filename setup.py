@@ -64,6 +64,7 @@ setup(
             "flask-cors>=5",
             "pytest>=8",
             "pytest-xdist>=3.6",
+            "selenium>=4.30",  # the browser test, where chromium and chromedriver are installed
             "hypothesis>=6",
             "ruff>=0.9",
             "mypy>=1.14",

@@ -1,6 +1,6 @@
 """`make dist`: what spark-submit sends to a cluster, in dist/.
 
-solaris.zip is for --py-files: the packages jobs, schemas and solaris_udf, the same bytes from the same sources. With
+solaris.zip is for --py-files: the packages and the dataset mappings, the same bytes from the same sources. With
 --environment also environment.tar.gz for --archives: Python packages for nodes that have Python but none of them.
 """
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
 DIST = PROJECT / "dist"
-PACKAGES = ("jobs", "schemas", "solaris_udf")
+CONTENT = ("jobs", "schemas", "solaris_udf", "conf/datasets")
 
 
 def build_zip(target: Path) -> Path:
     """Writes the zip of the packages. Returns its path."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    files = [path for package in PACKAGES for path in sorted((PROJECT / package).rglob("*")) if path.is_file()]
+    files = [path for folder in CONTENT for path in sorted((PROJECT / folder).rglob("*")) if path.is_file()]
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as out:
         for path in files:
             if "__pycache__" not in path.parts:

@@ -8,6 +8,8 @@ those that expressions calculate with. docs/bring-your-own-log.md walks through 
 
 import difflib
 import tomllib
+import zipfile
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 from zoneinfo import available_timezones
@@ -15,9 +17,7 @@ from zoneinfo import available_timezones
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from jobs.common.errors import UserError
-from jobs.common.session import PROJECT
 
-DATASETS = PROJECT / "conf" / "datasets"
 IdType = Literal["integer", "string"]
 # A pattern with one of these letters outside quotes reads the zone from the text itself.
 ZONE_LETTERS = frozenset("XxZVzO")
@@ -202,9 +202,13 @@ class Dataset(Part):
         return kind(**value)
 
 
-def known_datasets() -> dict[str, Path]:
-    """The mappings in conf/datasets by name."""
-    return {path.stem: path for path in sorted(DATASETS.glob("*.toml"))}
+def known_datasets() -> dict[str, Path | zipfile.Path]:
+    """The mappings in conf/datasets by name: beside the packages, in the checkout or in the archive of --py-files."""
+    package = files("jobs")
+    root = package.parent if isinstance(package, zipfile.Path) else Path(str(package)).parent
+    folder = root / "conf" / "datasets"  # type: ignore[operator]
+    found = folder.iterdir() if folder.is_dir() else ()
+    return {path.stem: path for path in sorted(found, key=str) if path.name.endswith(".toml")}
 
 
 def load_dataset(name: str) -> Dataset:
@@ -212,7 +216,7 @@ def load_dataset(name: str) -> Dataset:
 
     Raises UserError that lists every fault at once: the key, what is wrong, the nearest valid key.
     """
-    path = known_datasets().get(name)
+    path: Path | zipfile.Path | None = known_datasets().get(name)
     if path is None:
         path = Path(name)
         if not (name.endswith(".toml") and path.is_file()):

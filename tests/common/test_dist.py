@@ -14,6 +14,8 @@ def test_every_job_runs_from_the_zip_alone(tmp_path):
         "from jobs import JOBS\n"
         "from jobs.common.config import load_config\n"
         "load_config(environ={})\n"  # imports every job
+        "from jobs.common.datasets import load_dataset\n"
+        "assert load_dataset('world').replay\n"
         "ours = [m for n, m in sys.modules.items() if n.split('.')[0] in ('jobs', 'schemas', 'solaris_udf')]\n"
         "outside = [m.__name__ for m in ours if 'solaris.zip' not in (m.__file__ or 'solaris.zip')]\n"
         "assert len(ours) > len(JOBS) and not outside, outside\n"

@@ -91,6 +91,25 @@ def test_exit_code_2_is_not_tried_again_and_1_is_and_both_carry_the_last_lines(t
     assert message.splitlines()[-1] == other_message.splitlines()[-1] == "error: item 7 has no price"
 
 
+def test_a_spark_submit_that_is_killed_fails_with_its_exit_code_and_last_lines_and_is_tried_again(tmp_path):
+    code = (
+        "import os, signal\n"
+        "print('error: the last words', flush=True)\n"
+        "os.kill(os.getppid(), signal.SIGKILL)\n"  # what an out-of-memory killer does
+    )
+    kind, message = Task(tmp_path, code).outcome()
+    assert kind == "AirflowException" and "Error code is: -9." in message
+    assert message.splitlines()[-1] == "error: the last words"
+
+
+def test_a_connection_to_a_master_that_there_is_not_fails_and_says_which(tmp_path):
+    wrong = '{"conn_type": "spark", "host": "sparkk://nowhere"}'
+    code = "from pyspark.sql import SparkSession\nSparkSession.builder.getOrCreate()"
+    kind, message = Task(tmp_path, code, AIRFLOW_CONN_SOLARIS_SPARK=wrong).outcome()
+    assert kind == "AirflowException" and "Error code is: 1." in message
+    assert "Master" in message and "spark" in message
+
+
 def test_a_dry_run_ends_as_skipped_and_a_missing_spark_submit_is_named(tmp_path):
     assert Task(tmp_path, DRY, "dry_run=yes").outcome()[0] == "AirflowSkipException"
     kind, message = Task(tmp_path, DRY, PATH="/nowhere").outcome()

@@ -1,6 +1,9 @@
 import json
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -8,14 +11,14 @@ import numpy as np
 import pytest
 from pyspark.sql import functions as F
 
-from jobs import maintain_tables
+from jobs import aggregate_users, maintain_tables
 from jobs.common.clock import slice_of
 from jobs.common.errors import UserError
 from jobs.common.log import histories_at
 from jobs.common.retention import KEPT_WHOLE, first_kept_slice, removable_snapshots
 from schemas import TABLES
 from tests.conftest import AS_OF, hours, log_row
-from tests.jobs.test_aggregate_users import pair
+from tests.jobs.test_aggregate_users import pair, use_model
 
 
 def days(count):
@@ -192,3 +195,41 @@ def test_what_is_needed_survives_and_the_rest_goes(make_run, tables, fill, root,
 
     again = maintain_tables.run(*make_run("maintain_tables", AS_OF, *overrides)).metrics
     assert (again["slices_deleted"], again["snapshots_removed"], again.get("files_removed", 0)) == (0, 0, 0)
+
+
+def test_a_job_beside_it_reads_whole_slices_and_no_row_is_lost(make_run, tables, fill, spark, monkeypatch):
+    """Compaction and vacuum go on in another session while slices are written again and aggregate_users reads."""
+    use_model(monkeypatch, "m1")
+    monkeypatch.setattr(maintain_tables, "wall_clock", lambda: datetime.now(UTC) + days(10))  # so that vacuum is due
+    run, settings = make_run(
+        "maintain_tables",
+        AS_OF,
+        "maintain_tables.dry_run=false",
+        "maintain_tables.max_files_per_slice=1",
+        'maintain_tables.tables=["pair_embeddings", "user_embeddings"]',
+    )
+    run = replace(run, spark=spark.newSession())
+    done, figures = threading.Event(), []
+
+    def maintain():
+        while not done.is_set():
+            figures.append(maintain_tables.run(run, settings).metrics)
+
+    with ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(maintain)
+        try:
+            for turn in range(1, 5):
+                for moment, item in ((AS_OF - hours(6), 1), (AS_OF, 2)):
+                    fill("pair_embeddings", [pair(user, item, [turn, user * item]) for user in range(6)], moment)
+                    rows = tables.read_slice("pair_embeddings", moment).localCheckpoint()
+                    tables.replace(rows.repartition(6), "pair_embeddings", slice=slice_of(moment))
+                aggregate_users.run(*make_run("aggregate_users"))
+                means = tables.read_slice("user_embeddings", AS_OF).orderBy("user_id").collect()
+                found = [np.frombuffer(row.embedding, "<f2").tolist() for row in means]
+                assert found == [[turn, 1.5 * user] for user in range(6)]
+        finally:
+            done.set()
+        beside.result()
+    assert sum(each.get("files_removed", 0) for each in figures) > 0
+    assert sum(each.get("vacuumed", 0) for each in figures) > 0
+    assert tables.read("pair_embeddings").count() == 12
