@@ -44,10 +44,12 @@ def judged(world: str, found: Found) -> Iterator[Figure]:
     def of(metric: str, feature_set: str, sweep: str = "main", setting: str = "") -> Measured | None:
         return found.get((sweep, setting, "vm", feature_set, metric))
 
-    ratio, soft = of("transfer_ratio", "embeddings"), of("transfer_ratio", "distillation")
-    if ratio and soft and ratio.value is not None and soft.value is not None:
-        yield at_least(f"{world}: transfer ratio of embeddings", ratio.value, "", 0.42)
-        yield at_least(f"{world}: less twice that of soft labels", ratio.value - 2 * soft.value, "", 0.0)
+    # To the foundation model at the slice's start, and to the one with fresh histories; null where it has no advantage.
+    for metric, teacher in (("transfer_ratio", "slice start"), ("transfer_ratio_fresh", "fresh")):
+        ratio, soft = of(metric, "embeddings"), of(metric, "distillation")
+        if ratio and soft and ratio.value is not None and soft.value is not None:
+            yield at_least(f"{world}: transfer ratio of embeddings, {teacher} model", ratio.value, "", 0.42)
+            yield at_least(f"{world}: less twice that of soft labels", ratio.value - 2 * soft.value, "", 0.0)
     shares = sorted(
         (float(setting), row.value)
         for (sweep, setting, _, _, metric), row in found.items()
