@@ -136,9 +136,9 @@ def run(run: Run, settings: Settings) -> Report:
     finally:
         for each in held:
             each.unpersist()
-    figures = {
-        "users": float(users - rejected),
-        "zero_vectors": float(found.zero),
+    figures: dict[str, float] = {
+        "users": users - rejected,
+        "zero_vectors": found.zero,
         "full": float(build is None),
         **found.figures,
     }
