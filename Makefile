@@ -3,7 +3,7 @@ SHELL := /bin/bash
 DATA ?= world
 export PORT ?= 8080
 .DEFAULT_GOAL := help
-.PHONY: help setup demo airflow test lint types check docs dist constraints clean
+.PHONY: help setup demo airflow test s3 lint types check docs dist constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -21,6 +21,14 @@ airflow: setup ## a local Airflow with the DAGs and demo data, on 127.0.0.1 (POR
 
 test: setup ## the test suite, in two processes
 	@.venv/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+s3: .jars/s3 ## the jars of s3a://, for a storage root on S3
+
+.jars/s3: scripts/fetch_jars.py | setup
+	@echo "s3: resolving hadoop-aws and what it needs"
+	@.venv/bin/python scripts/fetch_jars.py s3 >.cache/fetch_jars.log 2>&1 || \
+		{ echo "s3: the jars could not be resolved; is there a network? see .cache/fetch_jars.log" >&2; exit 2; }
+	@touch $@
 
 lint: setup ## ruff: checks and formatting
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check --quiet .

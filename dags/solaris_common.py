@@ -10,6 +10,7 @@ they are and how they reach Spark comes from the environment of the Airflow proc
 | `SOLARIS_SPARK_PROPERTIES` | spark-defaults.conf of spark-submit | properties file, for example conf/spark-yarn.conf |
 | `SOLARIS_PY_FILES` | none | zip of the packages, where the executors have no installation |
 | `SOLARIS_ARCHIVES` | none | environment of the executors, such as hdfs:///solaris/environment.tar.gz#environment |
+| `SOLARIS_POOL` | `default_pool` | pool of all other tasks |
 | `SOLARIS_GPU_POOL` | `solaris_gpu` | pool of the tasks that run the foundation model |
 | `SOLARIS_CONFIG` | `conf/local.toml` | what the trigger form offers as config file |
 | `SOLARIS_ALERT_URL` | none | webhook that is told of missed deadlines |
@@ -33,6 +34,7 @@ PROPERTIES = os.environ.get("SOLARIS_SPARK_PROPERTIES", "")
 PY_FILES = os.environ.get("SOLARIS_PY_FILES", "")
 ARCHIVES = os.environ.get("SOLARIS_ARCHIVES", "")
 CONFIG = os.environ.get("SOLARIS_CONFIG", "conf/local.toml")
+POOL = os.environ.get("SOLARIS_POOL", "default_pool")
 GPU_POOL = os.environ.get("SOLARIS_GPU_POOL", "solaris_gpu")
 REFRESH_CRON = os.environ.get("SOLARIS_REFRESH_CRON", "0 * * * *") or None
 DAILY_CRON = os.environ.get("SOLARIS_DAILY_CRON", "30 0 * * *") or None
@@ -158,6 +160,7 @@ RELEASED = Asset(name="solaris_released_model", uri="x-solaris://models/released
 
 def job(name: str, outlets: Sequence[Asset] = (), **options: Any) -> SparkJobOperator:
     """The task of a job: spark-submit of jobs/NAME.py. options go to the operator."""
+    options.setdefault("pool", POOL)
     options.setdefault("pre_execute", check_time)
     options.setdefault("trigger_rule", TriggerRule.NONE_FAILED)  # the tasks of a dry run are skipped
     return SparkJobOperator(

@@ -94,7 +94,7 @@ def run(
     for name in job or []:
         job_module(name)
     series = in_turn(job) if job else SERIES
-    writable(config.path())
+    writable(*config.roots)
     with session(config, "run") as spark:
         outcomes = run_with_progress(spark, config, moments, series, console, force=force)
         summary(spark, config, outcomes, console)

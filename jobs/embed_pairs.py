@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from jobs.common.clock import ts
-from jobs.common.config import Section
+from jobs.common.config import Section, on_disk
 from jobs.common.errors import RunFailed, UserError
 from jobs.common.item_table import write_item_table
 from jobs.common.log import histories_at
@@ -189,7 +189,7 @@ class _Staging:
         return sorted(str(chunk.parent) for chunk in self.folder.glob("chunk-*/_SUCCESS"))
 
     def _chunks(self) -> DataFrame:
-        return self._run.spark.read.schema(RESULTS_DDL).parquet(*self._complete())
+        return self._run.spark.read.schema(RESULTS_DDL).parquet(*map(on_disk, self._complete()))
 
 
 def _embed_chunks(
@@ -215,7 +215,7 @@ def _embed_chunks(
             inputs.mapInArrow(embed, OUTPUT_DDL, profile=profile)
             .select("user_id", "item_id", "embedding", "reason")
             .write.mode("overwrite")
-            .parquet(staging.next_chunk())
+            .parquet(on_disk(staging.next_chunk()))
         )
 
 

@@ -160,8 +160,6 @@ def run(run: Run, settings: Settings) -> Report:
     if not is_safe_name(version):
         raise UserError(f"model version {version!r} can't be part of a folder's name; use letters, digits, dot, dash")
     root = Path(run.config.path("snapshots"))
-    if "://" in str(run.config.storage.root):
-        raise UserError(f"storage.root {run.config.storage.root} is not a local or mounted folder; snapshots need one")
     storage = LocalStorage(root)
     totals = count_totals(run, version)
     shards = choose_shards(totals.pairs + totals.means, settings.shards)

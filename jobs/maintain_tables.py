@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from jobs.common.config import Section
-from jobs.common.errors import RunFailed, UserError
+from jobs.common.errors import RunFailed
 from jobs.common.main import main
 from jobs.common.retention import KEPT_WHOLE, first_kept_slice, slice_of_snapshot
 from jobs.common.runs import Report, Run
@@ -239,8 +239,6 @@ def _current(run: Run) -> str | None:
 
 def run(run: Run, settings: Settings) -> Report:
     """Plans every table, then carries the plans out unless this is a dry run."""
-    if "://" in run.config.storage.root and not run.config.storage.root.startswith("file://"):
-        raise UserError("maintain_tables removes snapshots on a local or mounted disk only; set storage.root to a path")
     current = _current(run)
     live_slice = slice_of_snapshot(current) if current else None
     names = [name for name in settings.tables or TABLES if run.tables.exists(name)]

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from jobs.common.clock import micros, slice_of, ts
-from jobs.common.config import Section
+from jobs.common.config import Section, on_disk
 from jobs.common.errors import RunFailed
 from jobs.common.item_table import write_item_table
 from jobs.common.log import log_before
@@ -121,7 +121,7 @@ def run(run: Run, settings: Settings) -> Report:
     sample = sampled_users(rows, settings.max_rows / shown, settings.seed)
     sample = with_conversions(sample, labels) if has_conversions else sample.withColumn("converted", F.lit(False))
     staging = Path(run.config.path("staging", "train_foundation", run.slice))
-    user_sequences(sample).write.mode("overwrite").parquet(str(staging / "users"))
+    user_sequences(sample).write.mode("overwrite").parquet(on_disk(staging / "users"))
     mature = run.as_of - timedelta(hours=settings.conversion_hours)
     trained = _train(run, settings, staging, write_item_table(run), has_conversions, micros(mature))
     shutil.rmtree(staging)

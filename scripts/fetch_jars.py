@@ -1,11 +1,22 @@
-"""Resolves Delta Lake's jars once into .jars, through Spark's own Maven resolver."""
+"""Resolves jars once by Spark: Delta Lake's into .jars, or with `s3` those of s3a:// into .jars/s3."""
 
 import shutil
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from jobs.common.failures import S3_PACKAGE
 from jobs.common.session import DELTA_PACKAGE, PROJECT
+
+SDK = "2.35.4"  # what hadoop-aws 3.5.0 is built with
+S3_PACKAGES = (
+    S3_PACKAGE,
+    # Instead of software.amazon.awssdk:bundle, which holds every service of AWS: hundreds of MB.
+    *(f"software.amazon.awssdk:{part}:{SDK}" for part in ("s3", "s3-transfer-manager", "sts", "apache-client")),
+    f"software.amazon.awssdk:netty-nio-client:{SDK}",
+)
 
 # What Spark has on its class path already.
 PROVIDED = (
@@ -24,15 +35,18 @@ PROVIDED = (
     "org.locationtech.jts:jts-core",
     "org.roaringbitmap:RoaringBitmap",
     "javax.annotation:javax.annotation-api",
+    "software.amazon.awssdk:bundle",
 )
 
 
-def main() -> None:
+def resolve(packages: Sequence[str], target: Path, first: str) -> None:
+    """Puts the packages and what they need into the folder. first: part of the name of a jar that must be there."""
     cache = PROJECT / ".cache" / "ivy"
+    shutil.rmtree(cache, ignore_errors=True)
     spark = (
         SparkSession.builder.master("local[1]")
         .appName("fetch jars")
-        .config("spark.jars.packages", DELTA_PACKAGE)
+        .config("spark.jars.packages", ",".join(packages))
         .config("spark.jars.excludes", ",".join(PROVIDED))
         .config("spark.jars.ivy", str(cache))
         .config("spark.ui.enabled", "false")
@@ -42,18 +56,20 @@ def main() -> None:
     )
     spark.stop()
     jars = sorted((cache / "jars").glob("*.jar"))
-    if not any("delta-spark" in jar.name for jar in jars):
-        sys.exit("no Delta jar was resolved")
+    if not any(first in jar.name for jar in jars):
+        sys.exit(f"no jar of {packages[0]} was resolved")
     staging = PROJECT / ".jars.new"
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
     for jar in jars:
         shutil.copy2(jar, staging)
-    target = PROJECT / ".jars"
     shutil.rmtree(target, ignore_errors=True)
     staging.rename(target)
     shutil.rmtree(cache, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["s3"]:
+        resolve(S3_PACKAGES, PROJECT / ".jars" / "s3", "hadoop-aws")
+    else:
+        resolve([DELTA_PACKAGE], PROJECT / ".jars", "delta-spark")

@@ -22,6 +22,7 @@ DATA = Path(os.environ.get("SOLARIS__STORAGE__ROOT") or PROJECT / ".solaris" / "
 PORT = int(os.environ.get("PORT", "8080"))
 CONFIG = PROJECT / "conf" / "airflow.toml"
 HOURS = 6  # window.hours of the config
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m -XX:+UseSerialGC"
 COMPONENTS = {
     "scheduler": ["scheduler", "--skip-serve-logs"],  # logs are read from the disk
     "dag-processor": ["dag-processor"],
@@ -52,6 +53,8 @@ def settings() -> dict[str, str]:
         "SOLARIS_REFRESH_CRON": os.environ.get("SOLARIS_REFRESH_CRON", ""),
         "SOLARIS_DAILY_CRON": os.environ.get("SOLARIS_DAILY_CRON", ""),
         "SOLARIS__STORAGE__ROOT": str(DATA),
+        # Each task is a new JVM with little data: its time goes into compiling, so a quick compiler is the better one.
+        "SPARK_SUBMIT_OPTS": os.environ.get("SPARK_SUBMIT_OPTS", JVM_OPTIONS),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
 

@@ -19,12 +19,14 @@ CONF = {
     **{key: value.replace("-XX:TieredStopAtLevel=1 ", "") for key, value in DEMO.items()},
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
 }
-SESSION = [
-    "spark.master=local[2]",
-    "spark.driver_memory=2g",
-    "spark.shuffle_partitions=2",
-    "spark.conf={" + ", ".join(f'"{key}" = "{value}"' for key, value in CONF.items()) + "}",
-]
+
+
+def spark_conf(properties: Mapping[str, str]) -> str:
+    """The override that sets these Spark properties and no others."""
+    return "spark.conf={" + ", ".join(f'"{key}" = "{value}"' for key, value in properties.items()) + "}"
+
+
+SESSION = ["spark.master=local[2]", "spark.driver_memory=2g", "spark.shuffle_partitions=2", spark_conf(CONF)]
 settings.register_profile("suite", deadline=None)  # how long an example takes says nothing about what is right
 settings.load_profile("suite")
 AS_OF = datetime(2026, 1, 3, tzinfo=UTC)

@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from jobs import JOBS
 from jobs.common.errors import UserError
@@ -25,6 +26,8 @@ ENV_PREFIX = "SOLARIS__"
 Tier = Literal["pair", "user_mean", "neighbor_pair", "neighbor_mean", "cold"]
 
 
+# What is written and read as plain files.
+FILES = ("models", "staging", "snapshots", "reports")
 # What a setting that ends in such a word counts, in hours.
 UNITS = {"minutes": 1 / 60, "hours": 1.0, "days": 24.0}
 LONGEST_HOURS = 100 * 366 * 24.0
@@ -35,6 +38,15 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
     section: ClassVar[str]
+
+    @model_validator(mode="after")
+    def _no_credentials_in_uris(self) -> Self:
+        """Before they could reach a log or a table. The message does not repeat the value either."""
+        for key in type(self).model_fields:
+            value = getattr(self, key)
+            if isinstance(value, str) and re.match(r"s3[an]?://(?:[^/]*|[^@]*:[^@]*)@", value):
+                raise ValueError(f"{key} holds credentials; give them as AWS_* environment variables or as a role")
+        return self
 
     @model_validator(mode="after")
     def _durations_fit_the_calendar(self) -> Self:
@@ -54,8 +66,28 @@ class Storage(Section):
     root: str = Field(
         ".solaris/local",
         min_length=1,
-        description="Folder or URI that holds tables/, models/, snapshots/, raw/, reports/",
+        description="Folder or URI that holds tables/, raw/, and without storage.files all else",
     )
+    files: str = Field(
+        "",
+        description="Mounted folder for models/, staging/, snapshots/, reports/; needed where root is a URI",
+    )
+
+    @field_validator("root", "files")
+    @classmethod
+    def _plain(cls, place: str) -> str:
+        return place if re.match(r"file://(?!/)", place) else re.sub(r"^file:/+", "/", place)
+
+    @model_validator(mode="after")
+    def _files_on_a_disk(self) -> Self:
+        if "://" in self.files:
+            raise ValueError(f"files = {self.files} is a URI; readers map these files, so it must be a mounted folder")
+        if "://" in self.root and not self.files:
+            raise ValueError(
+                f"root = {self.root} is a URI and files is empty; name a mounted folder for models and snapshots in "
+                "storage.files"
+            )
+        return self
 
 
 class Spark(Section):
@@ -188,12 +220,23 @@ class Config:
         content = {name: section.model_dump(mode="json") for name, section in self.sections.items() if name != "spark"}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
+    @property
+    def roots(self) -> list[str]:
+        """The folder or URI of the tables, and that of the files if it is another."""
+        return list(dict.fromkeys([self.path(), self.path(FILES[0]).removesuffix(f"/{FILES[0]}")]))
+
     def path(self, *parts: str) -> str:
-        """A path or URI below storage.root; a local one is absolute, since Spark's workers run elsewhere."""
-        root = self.storage.root
+        """A path or URI below storage.root, or storage.files for what is read as files; a local one is absolute, since
+        Spark's workers run elsewhere."""
+        root = (self.storage.files if parts and parts[0] in FILES else "") or self.storage.root
         if "://" not in root:
             root = str(Path(root).expanduser().absolute())
         return "/".join([root.rstrip("/"), *parts])
+
+
+def on_disk(path: str | Path) -> str:
+    """The URI by which Spark reads and writes a local path, whatever the cluster's default file system is."""
+    return f"file://{path}"
 
 
 def load_config(

@@ -60,7 +60,7 @@ def run_demo(data: str, overrides: Sequence[str], console: Console) -> None:
     clock = time.monotonic()
     file = PROJECT / "conf" / demo.config_file
     config = load_config([file], overrides)
-    writable(config.path())
+    writable(*config.roots)
     if demo.world_until is None:
         fetch_movielens(Path(config.path("raw", "ml-100k")))
     moments = steps(demo.first, demo.last, config.window.hours)

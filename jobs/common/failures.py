@@ -9,9 +9,10 @@ from pathlib import Path
 
 from jobs.common.errors import RunFailed, UserError
 
+S3_PACKAGE = "org.apache.hadoop:hadoop-aws:3.5.0"
 AGAIN = "the same command goes on where it stopped"
 # Where files can't be written or read: the place and its owner are the user's to choose.
-PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOSPC}
+PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
 
 def explain(error: BaseException) -> int:
@@ -42,6 +43,15 @@ def outside_fault(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno in PLACE and error.filename:
         return f"{error.filename}: {error.strerror}; choose another place, or give this user the right to it"
     text = str(error)
+    if re.search(r"No space left on device|Disk quota exceeded", text):
+        place = re.search(r"writing rows to (?:file:/*(?=/))?(/\S+?)\.?\s", text)
+        where = place[1] if place else getattr(error, "filename", None) or "storage.root or spark.local.dir"
+        return f"the disk of {where} is full and nothing was published; free space there, then {AGAIN}"
+    if re.search(r"No FileSystem for scheme \"s3|ClassNotFoundException: Class org\.apache\.hadoop\.fs\.s3a", text):
+        return (
+            f"Spark has no jars for s3a://; add {S3_PACKAGE} to spark.jars.packages, or run make s3 and add "
+            ".jars/s3/*.jar to spark.jars"
+        )
     damaged = re.search(r"\[FAILED_READ_FILE[^\]]*\] .*? file (?:file:/*(?=/))?(\S+?)\.?\s", text)
     if damaged:
         return (
@@ -64,17 +74,19 @@ def competing(error: BaseException) -> bool:
     return bool(re.search(r"\[DELTA_(?:CONCURRENT_|METADATA_CHANGED|PROTOCOL_CHANGED)", str(error)))
 
 
-def writable(root: str) -> None:
+def writable(*roots: str) -> None:
     """Raises UserError if a local storage root can't be written, before a run begins; URIs are left to their stores."""
-    if "://" in root:
-        return
-    folder = Path(root)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"storage.root {root} can't be made: {error.strerror}; choose another place") from None
-    for place in (folder, *(child for child in folder.iterdir() if child.is_dir())):
-        if not os.access(place, os.W_OK | os.X_OK):
-            raise UserError(
-                f"{place} can't be written by this user; set storage.root to a folder of theirs, or change its owner"
-            )
+    for root in roots:
+        if "://" in root:
+            continue
+        folder = Path(root)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"storage.root {root} can't be made: {error.strerror}; choose another place") from None
+        for place in (folder, *(child for child in folder.iterdir() if child.is_dir())):
+            if not os.access(place, os.W_OK | os.X_OK):
+                raise UserError(
+                    f"{place} can't be written by this user; set storage.root to a folder of theirs, or change its "
+                    "owner"
+                )

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyspark.sql import functions as F
 
+from jobs.common.config import on_disk
 from jobs.common.errors import UserError
 from jobs.common.log import items_at
 from jobs.common.runs import Run
@@ -25,7 +26,7 @@ def write_item_table(run: Run) -> Path:
     folder = Path(run.config.path("staging", "items", run.slice))
     rows = folder / f"rows-{run.run_id}"
     columns = [F.col(field.name) for field in ITEM_SCHEMA]
-    items_at(run.tables, run.as_of).select(*columns).write.mode("overwrite").parquet(str(rows))
+    items_at(run.tables, run.as_of).select(*columns).write.mode("overwrite").parquet(on_disk(rows))
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield from ds.dataset(str(rows), format="parquet", schema=ITEM_SCHEMA).to_batches()

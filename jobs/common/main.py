@@ -64,7 +64,7 @@ def main(job: str, argv: Sequence[str] | None = None) -> None:
             where = config.path().rstrip("/")
             print(f"dry run: {job} {slice_of(as_of)} below {where}, config {config.hash}; nothing was read or written")
             return
-        writable(config.path())
+        writable(*config.roots)
         spark = build_session(config, f"solaris {job} {arguments.as_of}")
         try:
             execute(job, spark, config, as_of)

@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+from py4j.java_gateway import JavaPackage
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -31,9 +32,19 @@ DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 
 
 def delta_jars(config: Config) -> str:
-    """The Delta jars that set-up resolved, comma-separated; empty if there are none."""
+    """The Delta jars that set-up resolved, comma-separated; empty if there are none. With those of S3, if anything of
+    the config is on it.
+
+    Raises UserError if the jars of S3 are needed and not there.
+    """
     folder = Path(config.spark.jars_dir) if config.spark.jars_dir else PROJECT / ".jars"
-    return ",".join(str(jar) for jar in sorted(folder.glob("*.jar")))
+    jars = sorted(folder.glob("*.jar"))
+    if any(place.startswith("s3a://") for place in (config.storage.root, config.log.path)):
+        s3 = sorted((folder / "s3").glob("*.jar"))
+        if not s3:
+            raise UserError(f"there are no jars for s3a:// in {folder / 's3'}; run make s3")
+        jars += s3
+    return ",".join(map(str, jars))
 
 
 def build_session(config: Config, app_name: str) -> SparkSession:
@@ -77,15 +88,26 @@ def build_session(config: Config, app_name: str) -> SparkSession:
         "spark.databricks.delta.snapshotPartitions": "2",
         # Slices are replaced by their partition: the commit needs no scan for rows that match.
         "spark.databricks.delta.replaceWhere.dataColumns.enabled": "false",
+        # A server of one's own has no host name for each bucket. Credentials and region need no setting: Spark and the
+        # SDK take them from the AWS_* environment.
+        **({"spark.hadoop.fs.s3a.path.style.access": "true"} if os.environ.get("AWS_ENDPOINT_URL") else {}),
         **spark_config.conf,
     }
     for key, value in settings.items():
         builder = builder.config(key, value)
     spark = _start(builder, config)
-    if DELTA_EXTENSION not in (spark.conf.get("spark.sql.extensions") or ""):
+    # Of a jar that is not there Spark only warns, and goes on without the extension.
+    missing = isinstance(spark._jvm.io.delta.sql.DeltaSparkSessionExtension, JavaPackage)  # type: ignore[union-attr]
+    if missing or DELTA_EXTENSION not in (spark.conf.get("spark.sql.extensions") or ""):
         raise UserError(
             f"the Spark session has no Delta Lake; submit with --properties-file conf/spark-local.conf or "
             f"--packages {DELTA_PACKAGE} --conf spark.sql.extensions={DELTA_EXTENSION}"
+        )
+    default = spark._jsc.hadoopConfiguration().get("fs.defaultFS")
+    if "://" not in config.storage.root and not default.startswith("file:"):
+        raise UserError(
+            f"storage.root {config.storage.root} would be on {default}, Spark's default file system, and models and "
+            f"snapshots on this disk; write it as {default.rstrip('/')}/..., and a mounted folder as storage.files"
         )
     spark.sparkContext.setLogLevel("ERROR")
     quiet(spark)

@@ -100,6 +100,8 @@ def test_the_hash_follows_what_decides_results_and_nothing_else():
         ("window.hours=0.0001", "window: hours = 0.0001 is no whole number of seconds"),
         ("storage.root=''", "storage.root: .*at least 1 character"),
         ("spark.driver_memory=lots", "spark.driver_memory: .*pattern"),
+        ("storage.root=s3a://ads/solaris", "storage: root = s3a://ads/solaris is a URI and files is empty"),
+        ("storage.files=s3a://ads/solaris", "storage: files = s3a://ads/solaris is a URI; .* must be a mounted folder"),
     ],
 )
 def test_values_that_would_break_a_run_later_fail_when_the_config_is_built(override, says):
@@ -111,3 +113,27 @@ def test_a_window_of_any_whole_number_of_seconds_is_fine():
     for hours, seconds in ((0.1, 360), (0.25, 900), (1 / 3, 1200), (24 * 7, 604800)):
         config = load_config(overrides=[f"window.hours={hours}"], environ={})
         assert round(config.window.hours * 3600) == seconds
+
+
+def test_tables_may_be_on_an_object_store_and_what_readers_map_is_on_a_disk():
+    config = load_config(overrides=["storage.root=s3a://ads/solaris/", "storage.files=/mnt/solaris"], environ={})
+    assert config.path("tables") == "s3a://ads/solaris/tables" and config.path("raw", "w") == "s3a://ads/solaris/raw/w"
+    for kind in ("models", "staging", "snapshots", "reports"):
+        assert config.path(kind, "x") == f"/mnt/solaris/{kind}/x"
+    assert config.roots == ["s3a://ads/solaris", "/mnt/solaris"]
+    plain = load_config(overrides=["storage.root=file:///mnt/solaris"], environ={})
+    assert plain.path("models") == "/mnt/solaris/models" and plain.roots == ["/mnt/solaris"]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "storage.root=s3a://AKIAexample:wJalr/XUtn@ads/solaris",
+        "log.path=s3a://AKIAexample:wJalrXUtn@ads/log",
+        "export_snapshot.push_to=s3://AKIAexample:wJalrXUtn@ads/served",
+    ],
+)
+def test_credentials_in_a_uri_are_refused_and_not_repeated(override):
+    with pytest.raises(UserError, match=r"holds credentials; give them as AWS_\* environment variables") as caught:
+        load_config(overrides=[override, "storage.files=/mnt/solaris"], environ={})
+    assert "wJalr" not in str(caught.value) and "AKIA" not in str(caught.value)

@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from delta.exceptions import MetadataChangedException
@@ -13,7 +14,7 @@ from jobs.cli import app
 from jobs.common.errors import RunFailed, UserError
 from jobs.common.failures import explain, outside_fault, writable
 from jobs.common.lookup_view import as_ids
-from jobs.common.session import java
+from jobs.common.session import DELTA_EXTENSION, PROJECT, build_session, java
 
 
 @pytest.fixture
@@ -170,3 +171,31 @@ def test_a_job_alone_answers_as_the_command_does(tmp_path):
         assert done.returncode == 2
         assert done.stderr.startswith(says)
         assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_jar_that_is_not_there_is_one_line(tmp_path):
+    """Spark itself only warns of it, and would fail much later, in words about a data source."""
+    file = tmp_path / "spark.conf"
+    file.write_text(
+        "spark.master local[1]\nspark.driver.host 127.0.0.1\nspark.ui.enabled false\n"
+        f"spark.jars {tmp_path / 'gone.jar'}\nspark.sql.extensions {DELTA_EXTENSION}\n"
+    )
+    submit = [str(Path(sys.executable).with_name("spark-submit")), "--properties-file", str(file)]
+    job = [str(PROJECT / "jobs" / "ingest_log.py"), "--as-of", "2026-01-03T00:00:00Z"]
+    done = subprocess.run(
+        [*submit, *job, "--set", f"storage.root={tmp_path / 'root'}"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stdout
+    assert "error: the Spark session has no Delta Lake; submit with --properties-file" in done.stdout
+    assert not (tmp_path / "root" / "tables").exists()
+
+
+def test_without_the_jars_of_s3_nothing_starts(tmp_path, make_config):
+    config = make_config(f"spark.jars_dir={tmp_path}", "storage.root=s3a://ads/x", f"storage.files={tmp_path}")
+    with pytest.raises(UserError, match=r"there are no jars for s3a:// in .*; run make s3"):
+        build_session(config, "test")

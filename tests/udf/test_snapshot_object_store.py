@@ -1,9 +1,6 @@
 """Publishing to and following from an S3 server on loopback (moto's)."""
 
 import os
-import socket
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -14,7 +11,7 @@ from jobs.common.errors import UserError
 from jobs.common.snapshot_push import push
 from solaris_udf.snapshot import Snapshot, SnapshotError, SnapshotFollower
 from solaris_udf.snapshot.pull import pull
-from tests.processes import until
+from tests.object_store import SECRET, credentials, s3_server
 from tests.udf.snapshot_fakes import HOUR, publish_snapshot
 
 boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[s3]'")
@@ -23,25 +20,12 @@ pytest.importorskip("moto.server", reason="moto is not installed")
 OLD = {(1, 1): ((1.0, 1.0), 0), (2, 2): ((2.0, 2.0), 0)}
 NEW = {(1, 1): ((5.0, 5.0), 0), (3, 3): ((3.0, 3.0), 0)}
 LATER = {"slice_name": "20260103T060000Z", "as_of": 6 * HOUR}
-SECRET = "wJalrXUtnFEMIexample"
 
 
 @pytest.fixture(scope="module")
 def endpoint():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    def listens():
-        with socket.socket() as client:
-            return client.connect_ex(("127.0.0.1", port)) == 0
-
-    until(listens, "the S3 server does not start")
-    yield f"http://127.0.0.1:{port}"
-    server.terminate()
-    server.wait()
+    with s3_server() as url:
+        yield url
 
 
 @pytest.fixture
@@ -49,10 +33,8 @@ def s3(endpoint, monkeypatch, request):
     """A client, and the URI of a bucket of this test's own."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAexample")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    for name, value in credentials(endpoint).items():
+        monkeypatch.setenv(name, value)
     client = boto3.client("s3")
     bucket = f"b{abs(hash(request.node.name)) % 10**12}"
     client.create_bucket(Bucket=bucket)
