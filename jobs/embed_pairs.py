@@ -12,11 +12,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from jobs.common.alignment import decide_alignment, load_alignment
 from jobs.common.clock import ts
 from jobs.common.config import Section, on_disk
 from jobs.common.errors import RunFailed, UserError
@@ -38,6 +41,12 @@ class Settings(Section):
 
     section = "embed_pairs"
     model: str = Field("", description="Model folder to use; empty: the newest below storage.root/models/foundation")
+    align: bool = Field(
+        False,
+        description="Turn a new model's vectors onto the old one's space (orthogonal Procrustes), decided in the new "
+        "model's first slice on pairs that the old one embedded",
+    )
+    align_pairs: int = Field(20_000, ge=1, description="Pairs that an alignment is fitted on, at most")
     model_roots: tuple[str, ...] = Field((), description="Folders that may hold models besides storage.root/models")
     codec: Literal["float16", "int8"] = Field("float16", description="How embeddings are stored")
     batch_tokens: int = Field(65_536, ge=1, description="History events that one batch of users or pairs may hold")
@@ -87,19 +96,34 @@ def run(run: Run, settings: Settings) -> Report:
     folder, description, roots = _model(run, settings)
     items = write_item_table(run)
     histories = histories_at(run.tables, run.as_of)
-    staging = _Staging(run, description, _fingerprint(run, settings, description, histories, items))
-    wanted = wanted_pairs(run.tables.read_slice("candidate_pairs", run.as_of))
     limits = Limits(settings.batch_tokens, settings.batch_pairs, settings.batch_mb << 20)
-    embed = embed_udf(
-        folder,
-        items,
-        codec=settings.codec,
-        threads=run.config.spark.task_cpus,
-        limits=limits,
-        half=settings.half_precision,
-        compiled=settings.compile,
-        roots=roots,
-    )
+
+    def embed_with(rotation: npt.NDArray[np.float32] | None) -> EmbedFunction:
+        return embed_udf(
+            folder,
+            items,
+            codec=settings.codec,
+            threads=run.config.spark.task_cpus,
+            limits=limits,
+            half=settings.half_precision,
+            compiled=settings.compile,
+            roots=roots,
+            rotation=rotation,
+        )
+
+    def as_now(pairs: DataFrame) -> DataFrame:
+        """The pairs as the new model sees them, not turned."""
+        partitions = run.spark.sparkContext.defaultParallelism
+        inputs = grouped_by_user(pairs, histories, partitions, settings.row_pairs).withColumn("at", ts(run.as_of))
+        return inputs.mapInArrow(embed_with(None), OUTPUT_DDL, profile=_profile(settings, run.config.spark.task_cpus))
+
+    aligned = load_alignment(run.config, description.version)
+    if settings.align and aligned is None:
+        aligned = decide_alignment(run, description, as_now, settings.codec, settings.align_pairs)
+    rotation = aligned.matrix if aligned else None
+    embed = embed_with(rotation)
+    staging = _Staging(run, description, _fingerprint(run, settings, description, histories, items, rotation))
+    wanted = wanted_pairs(run.tables.read_slice("candidate_pairs", run.as_of))
     before = staging.done()
     todo = wanted if before is None else wanted.join(before, on=["user_id", "item_id"], how="left_anti")
     counts = todo.agg(F.count("*").alias("pairs"), F.countDistinct("user_id").alias("users")).first()
@@ -119,6 +143,7 @@ def run(run: Run, settings: Settings) -> Report:
             "reused": pairs - counts.pairs,
             "inference_seconds": seconds,
             "pairs_per_second": counts.pairs / seconds if counts.pairs else 0.0,
+            **(aligned.metrics if aligned else {}),
         },
     )
 
@@ -132,7 +157,14 @@ def _model(run: Run, settings: Settings) -> tuple[Path, Description, list[str]]:
         raise UserError(f"foundation model: {error}") from None
 
 
-def _fingerprint(run: Run, settings: Settings, description: Description, histories: DataFrame, items: Path) -> str:
+def _fingerprint(
+    run: Run,
+    settings: Settings,
+    description: Description,
+    histories: DataFrame,
+    items: Path,
+    rotation: npt.NDArray[np.float32] | None,
+) -> str:
     """Names everything that decides an embedding of this slice.
 
     Stored work counts only under the same name: when histories or items were rewritten since, it is stale. The runs
@@ -140,6 +172,8 @@ def _fingerprint(run: Run, settings: Settings, description: Description, histori
     """
     runs = histories.select("slice", "run_id").distinct().orderBy("slice", "run_id").collect()
     content = [description.version, settings.codec, sha256_of(items), *(f"{row.slice} {row.run_id}" for row in runs)]
+    if rotation is not None:
+        content.append(sha256(rotation.tobytes()).hexdigest())
     return sha256("\n".join(content).encode()).hexdigest()[:12]
 
 

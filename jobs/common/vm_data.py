@@ -8,6 +8,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from jobs.common.alignment import load_alignment
 from jobs.common.clock import as_of_of
 from jobs.common.config import Config
 from jobs.common.errors import UserError
@@ -88,7 +89,7 @@ def sampled(rows: DataFrame, total: int, most: int) -> DataFrame:
     return rows.where(place < F.lit(int(SAMPLE_STEPS * most / total)))
 
 
-def foundation_says(states: DataFrame, folder: Path, items_path: Path, threads: int) -> DataFrame:
+def foundation_says(states: DataFrame, folder: Path, items_path: Path, config: Config) -> DataFrame:
     """(user_id, at, item_id, click, embedding): the foundation model's click probability, and its vector as float16.
 
     states: user_id, at, item_ids and the history's columns. Null where the model refused a pair.
@@ -96,9 +97,12 @@ def foundation_says(states: DataFrame, folder: Path, items_path: Path, threads: 
     from solaris_udf.foundation.contract import load_description
     from solaris_udf.foundation.udf import OUTPUT_DDL, embed_udf
 
-    heads = load_description(folder).heads
+    description = load_description(folder)
+    heads, aligned = description.heads, load_alignment(config, description.version)
     place = heads.index("click") if "click" in heads else 0
-    answered = states.mapInArrow(embed_udf(folder, items_path, threads=threads, logits=True), OUTPUT_DDL)
+    rotation = aligned.matrix if aligned else None
+    embed = embed_udf(folder, items_path, threads=config.spark.task_cpus, logits=True, rotation=rotation)
+    answered = states.mapInArrow(embed, OUTPUT_DDL)
     logit = F.get("logits", F.lit(place)).cast("double")
     return answered.select("user_id", "at", "item_id", (1 / (1 + F.exp(-logit))).alias("click"), "embedding")
 
@@ -132,7 +136,7 @@ def load_rows(
         unknown = F.lit(None).cast("double")
         if foundation and span.folder is not None:
             known, now = (
-                foundation_says(asked, span.folder, items_path, run.config.spark.task_cpus)
+                foundation_says(asked, span.folder, items_path, run.config)
                 for asked in (states, states_before(run.tables, rows, min(starts), span.as_of))
             )
             known = known.withColumnsRenamed({"at": "known_at", "click": "soft", "embedding": "vector"})

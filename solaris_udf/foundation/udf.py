@@ -3,14 +3,17 @@
 import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
 
 import pyarrow as pa
 
+from solaris_udf.foundation.alignment import rotated
 from solaris_udf.foundation.contract import load_description
 from solaris_udf.foundation.inference import OUTPUT_DDL, Limits, embed_batches
 from solaris_udf.foundation.items import ItemTable
 from solaris_udf.foundation.model import Loader, Model, load_model
+from solaris_udf.foundation.users import Array
 
 __all__ = ["OUTPUT_DDL", "assigned_device", "embed_udf", "embed_udf_of", "model_of"]
 
@@ -49,24 +52,28 @@ def embed_udf(
     half: bool = True,
     compiled: bool = False,
     roots: Sequence[str | Path] | None = None,
+    rotation: Array | None = None,
 ) -> EmbedFunction:
     """The function that embeds pairs with the model in a folder; see embed_batches for what it does.
 
     Input rows: user_id BIGINT, at TIMESTAMP, shown and clicked as in user_histories, requests, scored_rows, shown_rows,
     clicked_rows BIGINT, item_ids ARRAY<BIGINT>. Output: OUTPUT_DDL. items_path is a file of write_item_file, on every
-    worker's disk. threads is Spark's task cpus. half applies on a GPU only. Hashes are verified here and again by each
-    worker before it loads.
+    worker's disk. threads is Spark's task cpus. half applies on a GPU only. rotation [d, d] turns the embeddings (see
+    alignment.py). Hashes are verified here and again by each worker before it loads.
     """
     folder, allowed = str(model_folder), None if roots is None else [str(root) for root in roots]
     version = load_description(folder, allowed).version
 
+    turned = "" if rotation is None else sha256(rotation.tobytes()).hexdigest()
+
     def key() -> str:
-        return f"{version} {folder} {assigned_device()} {half} {compiled}"
+        return f"{version} {folder} {assigned_device()} {half} {compiled} {turned}"
 
     def load() -> Model:
-        return load_model(
+        model = load_model(
             folder, device=assigned_device(), threads=threads, half=half, compiled=compiled, roots=allowed
         )
+        return model if rotation is None else rotated(model, rotation)
 
     return _embed_function(load, key, str(items_path), codec, threads, logits, limits)
 

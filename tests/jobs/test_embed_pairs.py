@@ -12,7 +12,8 @@ from pyspark.sql import functions as F
 
 import jobs.embed_pairs as job
 from jobs.common.errors import RunFailed, UserError
-from solaris_udf.codec import decode
+from solaris_udf.codec import decode, encode
+from solaris_udf.foundation.alignment import rotated
 from solaris_udf.foundation.contract import Description
 from solaris_udf.foundation.features import check_names
 from solaris_udf.foundation.model import Model
@@ -72,6 +73,10 @@ def fake(log, bad=(), killed_after=None):
     return load
 
 
+def turned(load, rotation):
+    return load if rotation is None else lambda: rotated(load(), rotation)
+
+
 @pytest.fixture
 def with_model(monkeypatch, tmp_path):
     """with_model(loader_options...) makes the job run the fake; returns the folder with its call records."""
@@ -83,8 +88,8 @@ def with_model(monkeypatch, tmp_path):
         monkeypatch.setattr(
             job,
             "embed_udf",
-            lambda folder, items, *, codec, threads, limits, **_: embed_udf_of(
-                fake(str(log), **options), items, codec=codec, threads=threads, limits=limits
+            lambda folder, items, *, codec, threads, limits, rotation, **_: embed_udf_of(
+                turned(fake(str(log), **options), rotation), items, codec=codec, threads=threads, limits=limits
             ),
         )
         return log
@@ -188,6 +193,31 @@ def test_a_giant_user_is_split_into_rows_that_hold_each_item_once(spark):
     assert rows == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
+def test_filters_structs_and_limits_behind_the_model_never_call_it_twice_for_a_pair(spark, make_run, fill, tmp_path):
+    fill("items", [{"item_id": 1}])
+    items = job.write_item_table(make_run("embed_pairs")[0])
+    pairs = spark.range(30).select((F.col("id") % 3).alias("user_id"), F.col("id").alias("item_id"))
+    events = "array<struct<item_id:bigint,event_time:timestamp>>"
+    none = [F.lit(None).cast(events).alias("shown"), F.lit(None).cast(events).alias("clicked")]
+    counts = [F.lit(0).cast("bigint").alias(name) for name in job.COUNTS]
+    histories = spark.range(3).select(F.col("id").alias("user_id"), *none, *counts)
+    inputs = job.grouped_by_user(pairs, histories, 2, 4).withColumn("at", F.lit(AS_OF))
+
+    def embedded(name):
+        log = tmp_path / name
+        log.mkdir()
+        return log, inputs.mapInArrow(embed_udf_of(fake(str(log)), items), job.OUTPUT_DDL)
+
+    log, rows = embedded("filter")
+    both = rows.withColumn("pair", F.struct("embedding", "reason")).where("item_id >= 20 AND embedding IS NOT NULL")
+    assert both.select("pair.embedding", "pair.reason", F.length("embedding")).toArrow().num_rows == 10
+    assert computed(log) == list(range(30))
+    log, rows = embedded("limit")
+    assert rows.limit(5).toArrow().num_rows == 5
+    found = computed(log)
+    assert len(found) == len(set(found))
+
+
 def test_a_model_outside_the_roots_is_the_users_to_fix(make_run, tmp_path):
     run, settings = make_run("embed_pairs", AS_OF, f"embed_pairs.model={tmp_path}/elsewhere")
     with pytest.raises(UserError, match="outside the allowed roots"):
@@ -210,6 +240,57 @@ def test_after_a_killed_worker_a_rerun_computes_only_what_is_missing(tables, fil
     rows = tables.read("pair_embeddings").collect()
     assert len({(row.user_id, row.item_id) for row in rows}) == len(rows) == 36
     assert all(decode([bytes(row.embedding)])[0].tolist() == [0, row.item_id % 7, 1] for row in rows)
+
+
+def test_a_new_models_space_is_turned_onto_the_old_ones_once_and_for_all(tables, fill, make_run, with_model):
+    with_model()
+    quarter = np.array([[0, 1, 0], [-1, 0, 0], [0, 0, -1]], dtype=np.float32)  # a turn and a reflection
+    pairs = [(user, item) for user in range(8) for item in range(5)]
+    clicks = [{"item_id": 1, "event_time": AS_OF - hours(9)}]
+    fill("user_histories", [{**HISTORY, "user_id": user, "clicked": clicks * (user % 3)} for user in range(8)])
+    plain = {(user, item): np.array([user % 3, item % 7, 1], dtype=np.float32) for user, item in pairs}
+    old = [
+        {"user_id": u, "item_id": i, "model_version": "m0", "embedding": encode(plain[u, i][None] @ quarter)[0].as_py()}
+        for u, i in pairs
+    ]
+
+    def stored(at):
+        rows = tables.read_slice("pair_embeddings", at).where("model_version = 'm1'").collect()
+        return {(row.user_id, row.item_id): decode([bytes(row.embedding)])[0] for row in rows}
+
+    fill("candidate_pairs", [{"user_id": user, "item_id": 6} for user in range(3)])
+    fill("pair_embeddings", old[:29], AS_OF - hours(6))
+    few, settings = make_run("embed_pairs", AS_OF, "embed_pairs.align=true")
+    with pytest.raises(RunFailed, match=r"29 pairs of model m0 .* 30 of one codec"):
+        job.run(few, settings)
+    fill("pair_embeddings", old, AS_OF - hours(6))
+    report = job.run(few, settings)
+    # Without the rotation: (x, y, 1) stands where (-y, x, -1) should.
+    rows = np.array([plain[pair] for pair in pairs])
+    before = np.linalg.norm(rows - rows @ quarter) / np.linalg.norm(rows)
+    assert report.metrics["alignment_pairs"] == 40 and report.metrics["alignment_error"] == pytest.approx(0, abs=1e-3)
+    assert report.metrics["alignment_error_before"] == pytest.approx(before, abs=1e-3)
+    found = stored(AS_OF)
+    assert {pair: vector.round(2).tolist() for pair, vector in found.items()} == {
+        (user, 6): [-6, user % 3, -1] for user in range(3)
+    }
+
+    # The version keeps its space, whatever the setting says later.
+    fill("candidate_pairs", [{"user_id": 4, "item_id": 5}], AS_OF + hours(6))
+    assert job.run(*make_run("embed_pairs", AS_OF + hours(6))).metrics["alignment_pairs"] == 40
+    assert stored(AS_OF + hours(6))[4, 5].round(2).tolist() == [-5, 1, -1]
+
+
+def test_a_version_that_has_pairs_already_or_no_predecessor_is_not_turned(tables, fill, make_run, with_model):
+    with_model()
+    fill("candidate_pairs", [{"user_id": 1, "item_id": 5}])
+    report = job.run(*make_run("embed_pairs", AS_OF, "embed_pairs.align=true"))
+    assert "alignment_error" not in report.metrics and report.rows_out == 1
+    fill("pair_embeddings", [{"user_id": 1, "item_id": 9, "model_version": "m0", "embedding": b"000000"}])
+    fill("candidate_pairs", [{"user_id": 1, "item_id": 6}], AS_OF + hours(6))
+    assert job.run(*make_run("embed_pairs", AS_OF + hours(6), "embed_pairs.align=true")).rows_out == 1
+    row = tables.read_slice("pair_embeddings", AS_OF + hours(6)).first()
+    assert decode([bytes(row.embedding)])[0].tolist() == [0, 6, 1]
 
 
 KILLED = """
