@@ -27,13 +27,14 @@ def _user_map(data: ReportData) -> charts.Chart:
     ]
     return charts.scatter(
         "Map of users by cluster",
-        f"{len(data.user_map)} users on the two principal components of their embeddings, coloured by cluster.",
+        f"{len(data.user_map)} users on the two principal components of their embeddings "
+        f"({data.user_map[0]['share']:.0%} of the variance), coloured by cluster.",
         [
             (label, color, [row["x"] for row in rows], [row["y"] for row in rows])
             for label, color, rows in layers
             if rows
         ],
-        x=f"first and second principal component, {data.user_map[0]['share']:.0%} of the variance",
+        x="first and second component",
     )
 
 
