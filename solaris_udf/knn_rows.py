@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from solaris_udf.knn import Bool, Float32, Hits, Int64, unit_vectors
-from solaris_udf.means import decode_each
+from solaris_udf.means import decode_each, ints
 
 NEIGHBORS = pa.list_(pa.struct([("user_id", pa.int64()), ("similarity", pa.float32())]))
 NEIGHBORS_DDL = "ARRAY<STRUCT<user_id: BIGINT, similarity: FLOAT>>"
@@ -84,12 +84,6 @@ def to_lists(hits: Hits) -> pa.Array:
         [pa.array(hits.ids[real]), pa.array(hits.similarity[real])], fields=list(NEIGHBORS.value_type)
     )
     return pa.ListArray.from_arrays(pa.array(offsets), values)
-
-
-def ints(batch: pa.RecordBatch, name: str) -> Int64:
-    """A column of integers without nulls, as int64."""
-    values: Int64 = batch.column(name).cast(pa.int64()).to_numpy(zero_copy_only=False)
-    return values
 
 
 def _bytes_of(array: pa.Array) -> tuple[Any, Any]:

@@ -15,7 +15,6 @@ from solaris_udf.knn_plan import Groups
 from solaris_udf.knn_rows import (
     NEIGHBORS_DDL,
     from_binary,
-    ints,
     pack_cells,
     pack_hits,
     to_binary,
@@ -24,6 +23,7 @@ from solaris_udf.knn_rows import (
     unpack_cells,
     unpack_hits,
 )
+from solaris_udf.means import ints, whole_users
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -237,17 +237,8 @@ def _answers(index: CellIndex, rows: pa.RecordBatch | None, k: int) -> Batches:
 def merge_hits(batches: Batches, k: int) -> Batches:
     """PARTIAL_DDL rows, sorted by user_id, to FOUND_DDL: the k best of each user's lists, most similar first, ties by
     id. A user sits in one group, so nobody comes twice."""
-    held: pa.RecordBatch | None = None  # the last user's rows, who may go on in the next batch
-    for batch in batches:
-        rows = batch if held is None else pa.concat_batches([held, batch])
-        if rows.num_rows == 0:
-            continue
-        last = int(np.searchsorted(ints(rows, "user_id"), ints(rows, "user_id")[-1]))
-        held = rows.slice(last)
-        if last:
-            yield _merged(rows.slice(0, last), k)
-    if held is not None:
-        yield _merged(held, k)
+    for rows in whole_users(batches):
+        yield _merged(rows, k)
 
 
 def _merged(rows: pa.RecordBatch, k: int) -> pa.RecordBatch:

@@ -209,6 +209,23 @@ def decode_each(rows: pa.RecordBatch) -> npt.NDArray[np.float32]:
     return out
 
 
+def whole_users(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows, sorted by user_id, in batches that hold all rows of each of their users."""
+    held: pa.RecordBatch | None = None  # the last user's rows, who may go on in the next batch
+    for batch in batches:
+        rows = batch if held is None else pa.concat_batches([held, batch])
+        if rows.num_rows == 0:
+            continue
+        users = ints(rows, "user_id")
+        last = int(np.searchsorted(users, users[-1]))
+        held = rows.slice(last)
+        if last:
+            yield rows.slice(0, last)
+    if held is not None:
+        yield held
+
+
 def ints(batch: pa.RecordBatch, name: str) -> Int64:
+    """A column of integers without nulls, as int64."""
     values: Int64 = batch.column(name).cast(pa.int64()).to_numpy(zero_copy_only=True)
     return values

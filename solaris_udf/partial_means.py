@@ -21,6 +21,7 @@ from solaris_udf.means import (
     means_of_totals,
     refused_pairs,
     sum_in_order,
+    whole_users,
 )
 
 # Output of pair_sums. A row is a sum (reason null) or a refused pair (sums null).
@@ -162,18 +163,8 @@ def means_of_sums(batches: Iterator[pa.RecordBatch], weighting: Weighting) -> It
 
     Raises ValueError if sums differ in length.
     """
-    held: pa.RecordBatch | None = None  # the last user's rows, who may go on in the next batch
-    for batch in batches:
-        rows = batch if held is None else pa.concat_batches([held, batch])
-        if rows.num_rows == 0:
-            continue
-        users = ints(rows, "user_id")
-        last = int(np.searchsorted(users, users[-1]))
-        held = rows.slice(last)
-        if last:
-            yield _combined(rows.slice(0, last), weighting)
-    if held is not None:
-        yield _combined(held, weighting)
+    for rows in whole_users(batches):
+        yield _combined(rows, weighting)
 
 
 def _combined(rows: pa.RecordBatch, weighting: Weighting) -> pa.RecordBatch:
