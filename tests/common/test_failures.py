@@ -185,6 +185,8 @@ def test_a_jar_that_is_not_there_is_one_line(tmp_path):
     done = subprocess.run(
         [*submit, *job, "--set", f"storage.root={tmp_path / 'root'}"],
         cwd=tmp_path,
+        # Spark's scripts look for a Python of their own on the PATH, which need not be the one with pyspark.
+        env=os.environ | {"PYSPARK_PYTHON": sys.executable},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
