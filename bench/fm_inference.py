@@ -24,7 +24,7 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -66,9 +66,9 @@ class Job:
         self.run, self.settings = Run("embed_pairs", spark, config, as_of, "bench"), config.get(job.Settings)
         self.seconds: list[float] = []
         users = spark.read.parquet(str(rows))
-        time, pairs = F.lit(as_of), users.select("user_id", F.explode("item_ids").alias("item_id"))
+        pairs = users.select("user_id", F.explode("item_ids").alias("item_id"))
         self._fill("candidate_pairs", pairs.withColumns({"probability": F.lit(0.5), "action": F.lit("compute")}))
-        known = {"checkpoint": F.lit(True), "last_event_time": time}
+        known = {"checkpoint": F.lit(True), "last_event_time": F.lit(as_of - timedelta(seconds=1))}
         self._fill("user_histories", users.drop("at", "item_ids").withColumns(known))
         self._fill("items", spark.read.parquet(str(items)))
 
