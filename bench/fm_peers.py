@@ -13,6 +13,7 @@ from fm_data import PAIRS_PER_USER
 from fm_loop import PlainLoop
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, FloatType
 
 from solaris_udf.foundation.inference import Limits, embed_batches
 from solaris_udf.foundation.items import ItemTable
@@ -63,7 +64,7 @@ def per_pair(spark: SparkSession, loop: PlainLoop, folder: Path, pairs: int) -> 
 
     predict = predict_batch_udf(
         make_predict,
-        return_type="array<float>",
+        return_type=ArrayType(FloatType()),
         batch_size=512,
         input_tensor_shapes=[shapes[name] or None for name in names],
     )
