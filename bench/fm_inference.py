@@ -174,7 +174,7 @@ def peak_memory(spark: SparkSession, users: int, folder: Path) -> list[Figure]:
     spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", str(MEMORY_MB["arrow_batch_mb"] << 20))
     figures, allowed = [], MEMORY_MB["arrow_batch_mb"] + 2 * MEMORY_MB["batch_mb"]
     for times in (1, 10):
-        file = folder / "memory.parquet"
+        file = folder / f"memory-{times}.parquet"
         pq.write_table(make_users(ids, users * times, subject), file)
         frame = spark.read.parquet(str(file)).repartition(2)
         found = frame.mapInArrow(watched, "rows BIGINT, before BIGINT, peak BIGINT").collect()

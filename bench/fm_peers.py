@@ -41,7 +41,8 @@ def per_pair(spark: SparkSession, loop: PlainLoop, folder: Path, pairs: int) -> 
         return pa.FixedSizeListArray.from_arrays(flat, values.shape[1]).cast(pa.list_(flat.type))
 
     names, users, items = list(columns), list(loop.users), list(loop.items)
-    file = folder / "pairs.parquet"
+    # A file of its own for each model: Spark would answer from what it holds of the other's.
+    file = folder / f"{loop.subject.description.name}-pairs.parquet"
     pq.write_table(pa.table({name: arrow(values) for name, values in columns.items()}), file)
     frame = spark.read.parquet(str(file)).repartition(2).persist()
     frame.count()
