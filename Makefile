@@ -3,7 +3,7 @@ SHELL := /bin/bash
 DATA ?= world
 export PORT ?= 8080
 .DEFAULT_GOAL := help
-.PHONY: help setup demo airflow test s3 lint types check docs dist constraints clean
+.PHONY: help setup demo airflow test test-long s3 lint types check docs dist constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -21,6 +21,9 @@ airflow: setup ## a local Airflow with the DAGs and demo data, on 127.0.0.1 (POR
 
 test: setup ## the test suite, in two processes
 	@.venv/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+test-long: setup s3 ## what takes minutes: a Spark cluster whose workers die, a slice on S3
+	@.venv/bin/python -m pytest -m long $(ARGS)
 
 s3: .jars/s3 ## the jars of s3a://, for a storage root on S3
 

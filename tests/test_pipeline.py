@@ -18,7 +18,9 @@ from jobs.common.series import SERIES, Entry
 from jobs.common.tables import Tables
 from schemas import TABLES
 from solaris_udf.codec import decode
-from tests.conftest import SESSION
+from solaris_udf.snapshot import SnapshotFollower
+from tests.conftest import CONF, SESSION, spark_conf
+from tests.object_store import SECRET, credentials, s3_server
 
 PROJECT = Path(__file__).parents[1]
 FIRST, LAST, END = (datetime(2026, 1, day, hour, tzinfo=UTC) for day, hour in ((3, 12), (3, 18), (5, 0)))
@@ -39,6 +41,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 def run_pipeline(spark, root, *overrides, last=LAST):
+    """The world and its slices from FIRST to last, below root. Returns (config, outcomes)."""
     from rich.console import Console
 
     config = load_config(overrides=[f"storage.root={root}", *SMALL, *overrides], environ={})
@@ -156,24 +159,78 @@ def test_a_second_call_leaves_out_what_is_done(spark, pipeline):
     assert run_with_progress(spark, config, steps(FIRST, LAST, 6), JOBS_OF_A_SLICE, Console(quiet=True)) == []
 
 
-def test_neither_time_zone_nor_partitioning_changes_a_row(spark, pipeline, tmp_path):
-    """The same slices in a process in Asia/Kolkata with four shuffle partitions instead of two."""
-    config, _ = pipeline
-    root = tmp_path / "kolkata"
+def elsewhere(root, *overrides, settings=(), **environ):
+    """The first slice by a Python process of its own. Returns what it printed."""
     script = (
         "from tests.test_pipeline import FIRST, run_pipeline\n"
         "from jobs.common.config import load_config\n"
         "from jobs.common.session import build_session\n"
-        f"settings = {SESSION!r} + ['spark.shuffle_partitions=4']\n"
-        "spark = build_session(load_config(overrides=settings, environ={}), 'elsewhere')\n"
-        f"run_pipeline(spark, {str(root)!r}, 'spark.shuffle_partitions=4', last=FIRST)\n"
+        f"spark = build_session(load_config(overrides={[*SESSION, *settings]!r}, environ={{}}), 'elsewhere')\n"
+        f"run_pipeline(spark, {str(root)!r}, *{overrides!r}, last=FIRST)\n"
         "spark.stop()\n"
     )
-    environ = {**os.environ, "TZ": "Asia/Kolkata"}
-    subprocess.run([sys.executable, "-c", script], check=True, env=environ, cwd=PROJECT)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **environ},
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    return done.stdout
+
+
+def assert_same_first_slice(spark, config, root):
     other = load_config(overrides=[f"storage.root={root}", *SMALL], environ={})
     for name in TABLES:
         if name not in ("job_runs", "vm_evaluations"):
             assert_same(
                 name, contents(spark, config, name, slice_of(FIRST)), contents(spark, other, name, slice_of(FIRST))
             )
+
+
+def test_neither_time_zone_nor_partitioning_changes_a_row(spark, pipeline, tmp_path):
+    """The same slices in a process in Asia/Kolkata with four shuffle partitions instead of two."""
+    config, _ = pipeline
+    four = "spark.shuffle_partitions=4"
+    elsewhere(tmp_path / "kolkata", four, settings=[four], TZ="Asia/Kolkata")
+    assert_same_first_slice(spark, config, tmp_path / "kolkata")
+
+
+@pytest.mark.long
+def test_on_an_object_store_the_rows_are_the_same_rankers_follow_and_no_credential_is_told(spark, pipeline, tmp_path):
+    """Log and tables on s3a://, models and snapshots on a disk, each snapshot pushed to the bucket for rankers."""
+    boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[s3]'")
+    pytest.importorskip("moto.server", reason="moto is not installed")
+    if not list((PROJECT / ".jars" / "s3").glob("*hadoop-aws*")):
+        pytest.skip("the jars of s3a:// are not there: make s3")
+    config, _ = pipeline
+    with s3_server() as url:
+        access = boto3.session.Session("AKIAexample", SECRET, region_name="us-east-1")
+        bucket = access.resource("s3", endpoint_url=url).create_bucket(Bucket="ads")
+        files = f"storage.files={tmp_path / 'files'}"
+        default = spark_conf({**CONF, "spark.hadoop.fs.defaultFS": "s3a://ads"})  # as on clusters: not the disk
+        told = elsewhere(
+            "s3a://ads/solaris",
+            *(files, "export_snapshot.push_to=s3://ads/served"),
+            settings=["storage.root=s3a://ads/solaris", files, default],
+            **credentials(url),
+        )
+        for found in bucket.objects.filter(Prefix="solaris/tables/"):
+            if not found.key.endswith("/"):
+                target = tmp_path / found.key
+                target.parent.mkdir(parents=True, exist_ok=True)
+                bucket.download_file(found.key, str(target))
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in credentials(url).items():
+                patch.setenv(name, value)
+            with SnapshotFollower(tmp_path / "ranker", source="s3://ads/served", poll_seconds=600) as follower:
+                served = follower.snapshot.manifest.snapshot_id
+    assert_same_first_slice(spark, config, tmp_path / "solaris")
+    tables = Tables(spark, str(tmp_path / "solaris" / "tables"))
+    assert [row.snapshot_id for row in tables.read("snapshots").collect()] == [served]
+    assert not (tmp_path / "files" / "tables").exists()
+    records = [str(row) for name in ("job_runs", "rejected_rows") for row in tables.read(name).collect()]
+    assert len(records) > len(JOBS_OF_A_SLICE) and not [text for text in [told, *records] if SECRET in text]

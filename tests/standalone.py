@@ -1,0 +1,120 @@
+"""A Spark standalone cluster on loopback, and spark-submit to it: for tests/test_cluster.py."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+import pyspark
+
+from tests.processes import MARK, marked, until
+
+PROJECT = Path(__file__).parents[1]
+JARS = ",".join(str(jar) for jar in sorted((PROJECT / ".jars").glob("*.jar")))
+
+
+def properties(name, target, **changes):
+    """A properties file of conf/ with some properties changed; None takes one out."""
+    lines = (PROJECT / "conf" / name).read_text().splitlines()
+    found = dict(line.split(None, 1) for line in lines if line.strip() and not line.startswith("#"))
+    found |= {key.replace("__", "."): value for key, value in changes.items()}
+    target.write_text("".join(f"{key} {value}\n" for key, value in found.items() if value is not None))
+    return target
+
+
+class Cluster:
+    """A master and two workers of one core each. `environ` is what spark-submit needs to be ended with it."""
+
+    def __init__(self, folder):
+        self.folder, self.mark = folder, uuid.uuid4().hex
+        self.environ = {**os.environ, MARK: self.mark, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_DIR": str(folder)}
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self._start("master.Master", "--host", "127.0.0.1", "--port", str(self.port), "--webui-port", "0")
+        until(self._listens, "no master")
+        self.workers = [self.add_worker(), self.add_worker()]
+
+    def _start(self, kind, *arguments):
+        spark_class = Path(pyspark.__file__).parent / "bin" / "spark-class"
+        with (self.folder / f"{kind}.log").open("ab") as output:
+            return subprocess.Popen(
+                [str(spark_class), f"org.apache.spark.deploy.{kind}", *arguments],
+                env=self.environ,
+                cwd=self.folder,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def _listens(self):
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def add_worker(self):
+        size = ("--cores", "1", "--memory", "1g", "--host", "127.0.0.1", "--webui-port", "0")
+        return self._start("worker.Worker", *size, f"spark://127.0.0.1:{self.port}")
+
+    def busy_worker(self):
+        """A worker whose executor has a Python worker at work, and all its processes; None if there is none."""
+        for worker in self.workers:
+            if worker.poll() is None:
+                below = psutil.Process(worker.pid).children(recursive=True)
+                if any("pyspark.daemon" in " ".join(_command(process)) for process in below):
+                    return worker, below
+        return None
+
+    def stop(self):
+        while left := marked(self.mark):
+            for process in left:
+                process.kill()
+            time.sleep(0.1)
+
+
+def _command(process):
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def cluster_properties(cluster, target):
+    """conf/spark-standalone.conf for the cluster and this machine: its size, its jars, its Python."""
+    return properties(
+        "spark-standalone.conf",
+        target,
+        spark__master=f"spark://127.0.0.1:{cluster.port}",
+        spark__jars__packages=None,
+        spark__jars=JARS,
+        spark__pyspark__python=sys.executable,
+        spark__pyspark__driver__python=sys.executable,
+        spark__driver__memory="1g",
+        spark__driver__host="127.0.0.1",
+        spark__driver__bindAddress="127.0.0.1",
+        spark__ui__enabled="false",
+        spark__executor__cores="1",
+        spark__executor__memory="1g",
+    )
+
+
+def spark_submit(file, application, *arguments, options=(), environ=None):
+    """Starts jobs/APPLICATION.py with a properties file. Returns the process; its output is one stream."""
+    submit = [str(Path(sys.executable).with_name("spark-submit")), "--properties-file", str(file)]
+    return subprocess.Popen(
+        [*submit, *options, str(PROJECT / "jobs" / f"{application}.py"), *arguments],
+        # Spark's scripts look for a Python on the PATH, which need not be the one with pyspark.
+        env={**(environ or os.environ), "PYSPARK_PYTHON": sys.executable},
+        cwd=Path(file).parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process):
+    """Waits for its end, which must be a success."""
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output[-3000:]
