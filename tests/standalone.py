@@ -100,13 +100,13 @@ def cluster_properties(cluster, target):
     )
 
 
-def spark_submit(file, application, *arguments, options=(), environ=None):
+def spark_submit(file, application, *arguments, options, environ):
     """Starts jobs/APPLICATION.py with a properties file. Returns the process; its output is one stream."""
     submit = [str(Path(sys.executable).with_name("spark-submit")), "--properties-file", str(file)]
     return subprocess.Popen(
         [*submit, *options, str(PROJECT / "jobs" / f"{application}.py"), *arguments],
         # Spark's scripts look for a Python on the PATH, which need not be the one with pyspark.
-        env={**(environ or os.environ), "PYSPARK_PYTHON": sys.executable},
+        env={**environ, "PYSPARK_PYTHON": sys.executable},
         cwd=Path(file).parent,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

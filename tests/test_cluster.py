@@ -5,12 +5,13 @@ import shutil
 import subprocess
 import sys
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import psutil
 import pytest
 
+from jobs.common.clock import slice_of
 from jobs.common.config import load_config
 from scripts.build_dist import build_zip
 from tests.processes import until
@@ -97,7 +98,7 @@ def test_a_slice_on_a_cluster_that_loses_machines_gives_the_rows_of_one_on_this_
             lose_a_busy_machine(cluster, running)
             cluster.workers.append(cluster.add_worker())
         finish(running)
-    name = datetime.fromisoformat(AS_OF).astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
+    name = slice_of(datetime.fromisoformat(AS_OF))
     mine, other = (load_config(overrides=[f"storage.root={place}", *SMALL], environ={}) for place in (expected, root))
     for table in COMPARED:
         assert_same(table, contents(spark, mine, table, name), contents(spark, other, table, name))
