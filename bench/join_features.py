@@ -47,6 +47,7 @@ def fill_log(spark: SparkSession, tables: Tables, end: int, pairs: int, rows: in
             F.lit(False).alias("clicked"),
             F.lit(None).cast("map<string,double>").alias("labels"),
             F.lit(None).cast("binary").alias("served_embedding"),
+            F.lit(None).cast("string").alias("user_group"),
         )
     )
     tables.replace(log, "ranking_log", slice=slice_of(as_of))

@@ -78,6 +78,7 @@ def synthetic_log(spark: SparkSession, users: int) -> DataFrame:
         F.lit(False).alias("clicked"),
         F.lit(None).cast("map<string,double>").alias("labels"),
         F.lit(None).cast("binary").alias("served_embedding"),
+        F.lit(None).cast("string").alias("user_group"),
         F.lit(slice_of(AS_OF)).alias("slice"),
         ts(AS_OF).alias("as_of"),
         F.lit("bench").alias("run_id"),

@@ -1,11 +1,11 @@
 """Exports the lookup snapshot: the fresh pair embeddings and each user's vector, sharded, hashed, validated, published.
 
 Reads pair_embeddings (within serving.ttl_hours), user_embeddings (within serving.max_user_age_hours) and the latest
-user_neighbors, all of one model version. One Spark task writes each shard's Arrow files into a staging folder below
-snapshots/. The driver then checks them against the tables and against the previous snapshot, renames the folder to
-snapshots/<slice>-<model_version>-<hash> and moves CURRENT to it, and writes the `snapshots` row. A failed check leaves
-CURRENT alone and exits with 1. The same inputs give the same bytes and the same id, and exporting an old slice again
-never moves CURRENT back.
+user_neighbors, all of one model version; with the tier `cold` also the groups of users in ranking_log. One Spark task
+writes each shard's Arrow files into a staging folder below snapshots/. The driver then checks them against the tables
+and against the previous snapshot, renames the folder to snapshots/<slice>-<model_version>-<hash> and moves CURRENT to
+it, and writes the `snapshots` row. A failed check leaves CURRENT alone and exits with 1. The same inputs give the same
+bytes and the same id, and exporting an old slice again never moves CURRENT back.
 """
 
 import logging
@@ -29,7 +29,7 @@ from jobs.common.main import main
 from jobs.common.runs import Report, Run
 from jobs.common.snapshot_checks import check_lookups, count_totals
 from jobs.common.snapshot_push import push
-from jobs.common.snapshot_users import fresh_user_means, neighbor_lists, resolve_users
+from jobs.common.snapshot_users import cold_users, fresh_user_means, neighbor_lists, resolve_users
 from jobs.common.versions import served_model
 from solaris_udf.snapshot.errors import SnapshotError
 from solaris_udf.snapshot.layout import MANIFEST, STAGING_PREFIX, is_safe_name
@@ -53,6 +53,7 @@ class Settings(Section):
     shards: int = Field(0, ge=0, le=MAX_SHARDS, description="Shards; 0: by the number of rows, a million a shard")
     codec: Literal["float16", "int8"] = Field("float16", description="How the snapshot stores vectors")
     neighbors: int = Field(3, ge=1, le=255, description="Neighbours kept for each user, tried in order of similarity")
+    cold_days: float = Field(7.0, gt=0, description="With the tier cold: users of the log's last this many days")
     min_pairs_ratio: float = Field(0.5, ge=0, description="Refuse fewer pairs than this part of the previous'")
     min_users_ratio: float = Field(0.5, ge=0, description="Refuse fewer users than this part of the previous'")
     max_norm_drift: float = Field(0.5, ge=0, description="Refuse a larger relative change of the mean norm")
@@ -166,6 +167,8 @@ def run(run: Run, settings: Settings) -> Report:
     pairs = recent_pair_embeddings(run.tables, run.as_of, serving.ttl_hours, version)
     means = fresh_user_means(run, version)
     users = resolve_users(means, neighbor_lists(run, version, means, settings.neighbors), serving)
+    if "cold" in serving.tiers:
+        users = users.unionByName(cold_users(run, means, users, settings.cold_days))
 
     reused = 0
     staging = f"{STAGING_PREFIX}{run.slice}-{uuid.uuid4().hex[:12]}"
@@ -228,6 +231,7 @@ def run(run: Run, settings: Settings) -> Report:
             "pairs": manifest.pairs,
             "users_own": manifest.users_own,
             "users_neighbor": manifest.users_neighbor,
+            "users_cold": manifest.users_cold,
             "bytes": manifest.total_bytes,
             "bytes_reused": reused,
             "seconds": seconds,
@@ -252,6 +256,7 @@ def snapshot_row(run: Run, manifest: Manifest) -> DataFrame:
         F.lit(manifest.pairs).cast("bigint").alias("pairs"),
         F.lit(manifest.users_own).cast("bigint").alias("users_own"),
         F.lit(manifest.users_neighbor).cast("bigint").alias("users_neighbor"),
+        F.lit(manifest.users_cold).cast("bigint").alias("users_cold"),
         F.lit(manifest.total_bytes).cast("bigint").alias("bytes"),
         F.lit(digest).alias("manifest_sha256"),
     )

@@ -33,7 +33,7 @@ from schemas import TABLES
 
 LOG_KEY = ("request_id", "item_id")
 LABEL_KEY = ("request_id", "item_id", "label")
-LOG_TIES = ("user_id", "surface", "position", "shown", "clicked", "served_embedding")
+LOG_TIES = ("user_id", "user_group", "surface", "position", "shown", "clicked", "served_embedding")
 OWN = {
     name: [column for column in TABLES[name].column_names if column not in ("slice", "as_of", "run_id")]
     for name in ("ranking_log", "label_events")

@@ -14,6 +14,9 @@ RANKING_LOG = Table(
         Column("arrived_at", "TIMESTAMP", "When the row reached the log (UTC); runs before this do not see it"),
         Column("user_id", "BIGINT", "User; string ids are hashed, see id_map"),
         Column("item_id", "BIGINT", "Item; string ids are hashed, see id_map"),
+        Column(
+            "user_group", "STRING", "What the user declares (age, country), as one text; null: unknown", nullable=True
+        ),
         Column("surface", "STRING", "Where the request came from (feed, reels, ...)"),
         Column("position", "INT", "Rank in the request, 0 first; null if unknown", nullable=True),
         Column("shown", "BOOLEAN", "Whether the user saw the item"),

@@ -17,6 +17,7 @@ SNAPSHOTS = Table(
         Column("pairs", "BIGINT", "Pair embeddings in it"),
         Column("users_own", "BIGINT", "Users served by their own mean"),
         Column("users_neighbor", "BIGINT", "Users served by a neighbour's mean"),
+        Column("users_cold", "BIGINT", "Users served by their group's centroid", nullable=True),
         Column("bytes", "BIGINT", "Size of its files"),
         Column("manifest_sha256", "STRING", "Hash of its manifest, which holds the hash of every file"),
     ),

@@ -149,9 +149,13 @@ class Serving(Section):
     )
 
     @model_validator(mode="after")
-    def _pair_first_class(self) -> "Serving":
+    def _good_order(self) -> "Serving":
         if len(set(self.tiers)) != len(self.tiers):
             raise ValueError(f"tiers names one twice: {list(self.tiers)}")
+        if "cold" in self.tiers[:-1]:
+            raise ValueError(
+                f"tiers must have cold last, as it is for users whom nothing else answers: {list(self.tiers)}"
+            )
         return self
 
 

@@ -117,6 +117,7 @@ class LogColumns(Part):
     arrived_at: str = Field("", description="When the row reached the log; empty: unknown")
     request_id: str = Field("", description="Empty: a user's rows of one time are one request")
     surface: str = Field("", description="Empty: 'unknown'")
+    user_group: str = Field("", description="What the user declares, as one text, for the tier cold; empty: unknown")
     position: str = Field("", description="Rank in the request from 0; empty: unknown")
     served_embedding: str = Field(
         "", description="The vector that the online model read, BINARY of float16, empty for none; empty: not logged"

@@ -55,6 +55,8 @@ def log_rows(source: DataFrame, dataset: Dataset, name: str) -> DataFrame:
         values["request_id"] = fields.text(F.col("request_id"), dtype(rows, "request_id"), "request_id")
     else:
         values["request_id"] = _fixed(F.concat_ws("-", user.value, F.unix_micros(event_time.value)))
+    group = F.trim(F.col("user_group").cast("string")) if "user_group" in given else F.lit(None).cast("string")
+    values["user_group"] = _fixed(F.when(group != "", group))
     if "position" in given:
         position = fields.number(F.col("position"), dtype(rows, "position"), "position", "int").optional(
             F.col("position")

@@ -269,6 +269,7 @@ def _snapshots(tables: Tables, slices: int) -> Rows:
             "pairs",
             "users_own",
             "users_neighbor",
+            F.coalesce("users_cold", F.lit(0)).alias("users_cold"),
             "bytes",
         )
         .orderBy(F.desc("slice"), F.desc("snapshot_id"))

@@ -128,11 +128,12 @@ def snapshots(data: ReportData) -> Section:
         section.charts.append(
             charts.stacked_bars(
                 "Users with a user-level vector",
-                f"Users by own and by neighbour's mean in {len(data.snapshots)} snapshots.",
+                f"Users by own mean, neighbour's mean and group's centroid in {len(data.snapshots)} snapshots.",
                 [row["live_from"] for row in data.snapshots],
                 [
                     ("own mean", "green", [row["users_own"] for row in data.snapshots]),
                     ("neighbour's mean", "sky", [row["users_neighbor"] for row in data.snapshots]),
+                    ("group's centroid", "purple", [row["users_cold"] for row in data.snapshots]),
                 ],
                 unit="users",
             )
@@ -164,6 +165,7 @@ def snapshots(data: ReportData) -> Section:
                     "pairs",
                     "users, own mean",
                     "users, neighbour's mean",
+                    "users, group's centroid",
                     "size",
                 ),
                 [
@@ -175,6 +177,7 @@ def snapshots(data: ReportData) -> Section:
                         fmt.count(row["pairs"]),
                         fmt.count(row["users_own"]),
                         fmt.count(row["users_neighbor"]),
+                        fmt.count(row["users_cold"]),
                         fmt.size(row["bytes"]),
                     )
                     for row in data.snapshots[::-1]

@@ -45,11 +45,12 @@ def tiles(data: ReportData) -> list[Tile]:
             )
     if data.snapshots:
         last = max(data.snapshots, key=lambda row: (row["live_from"], row["slice"]))
+        users = sum(last[kind] for kind in ("users_own", "users_neighbor", "users_cold"))
         found.append(
             Tile(
                 "Latest snapshot",
                 f"{fmt.count(last['pairs'])} pairs",
-                f"{fmt.count(last['users_own'] + last['users_neighbor'])} users, {fmt.size(last['bytes'])}",
+                f"{fmt.count(users)} users, {fmt.size(last['bytes'])}",
             )
         )
     for row in data.evaluations:

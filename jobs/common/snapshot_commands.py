@@ -29,7 +29,7 @@ def list_snapshots(files: ConfigFiles = None, overrides: Overrides = None) -> No
     table = Table(title=root, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("snapshot", no_wrap=True)
     table.add_column("state")
-    for name in ("pairs", "own mean", "neighbour", "bytes"):
+    for name in ("pairs", "own mean", "neighbour", "cold", "bytes"):
         table.add_column(name, justify="right")
     found = snapshots.list_all(root)
     if not found:
@@ -38,9 +38,9 @@ def list_snapshots(files: ConfigFiles = None, overrides: Overrides = None) -> No
     for info in found:
         marks = " ".join(mark for mark, held in (("live", info.live), ("pinned", info.pinned)) if held)
         if info.fault:
-            table.add_row(info.snapshot_id, f"{marks} damaged: {info.fault}", "", "", "", "")
+            table.add_row(info.snapshot_id, f"{marks} damaged: {info.fault}", "", "", "", "", "")
         else:
-            counts = (info.pairs, info.users_own, info.users_neighbor, info.bytes)
+            counts = (info.pairs, info.users_own, info.users_neighbor, info.users_cold, info.bytes)
             table.add_row(info.snapshot_id, marks, *(f"{count:,}" for count in counts))
     console.print(table)
 

@@ -1,16 +1,22 @@
-"""The users of a snapshot: each user's own mean, or that of their best neighbour, and the neighbours to ask."""
+"""The users of a snapshot: each user's own mean, or that of their best neighbour, and the neighbours to ask; for users
+with neither, if wanted, the centroid of their group."""
 
 from datetime import timedelta
 
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from jobs.common.clock import slice_of, ts
+from jobs.common.clock import micros, slice_of, ts
 from jobs.common.config import Serving
-from jobs.common.log import latest_build, latest_per
+from jobs.common.log import latest_build, latest_per, log_before
 from jobs.common.runs import Run
+from solaris_udf.means import MEANS_DDL, Weighting, user_means
 from solaris_udf.snapshot.shards import USER_COLUMNS
-from solaris_udf.tiers import NEIGHBOR_MEAN, USER_MEAN
+from solaris_udf.tiers import COLD, NEIGHBOR_MEAN, USER_MEAN
+
+# A centroid is over so many members, those of the lowest hashes: it is then some 1% of their spread off the mean over
+# all, and a group of half of all users is no task of its own size.
+GROUP_SAMPLE = 10_000
 
 
 def fresh_user_means(run: Run, version: str) -> DataFrame:
@@ -76,3 +82,46 @@ def resolve_users(means: DataFrame, neighbors: DataFrame, serving: Serving) -> D
         )
     )
     return chosen.join(means.withColumnRenamed("user_id", "source_user"), "source_user", "inner").select(*USER_COLUMNS)
+
+
+def cold_users(run: Run, means: DataFrame, answered: DataFrame, days: float) -> DataFrame:
+    """Users of the log's last days whom nothing else answers: the centroid of the means of the users of their group.
+
+    A user's group is the last they were logged with. Its age is that of its newest mean; its similarity, which nobody
+    measured, is 0.
+    """
+    seen = log_before(run.tables, run.as_of, days * 24).where(F.col("user_group").isNotNull())
+    last = F.max_by("user_group", F.struct("event_time", "user_group"))
+    groups = seen.groupBy("user_id").agg(F.xxhash64(last).alias("group"))
+    lowest = Window.partitionBy("group").orderBy(F.xxhash64("user_id"), "user_id")
+    members = (
+        groups.join(means, "user_id")
+        .withColumn("place", F.row_number().over(lowest))
+        .where(F.col("place") <= GROUP_SAMPLE)
+        .select(
+            F.col("group").alias("user_id"),
+            F.col("user_id").alias("item_id"),
+            F.col("computed_at").alias("computed_micros"),
+            "embedding",
+            "codec",
+            F.lit(None).cast("double").alias("probability"),
+        )
+        .repartition("user_id")
+        .sortWithinPartitions("user_id", "item_id")
+    )
+    weighting = Weighting(micros(run.as_of))
+    centroids = members.mapInArrow(lambda batches: user_means(batches, weighting), MEANS_DDL).where("reason IS NULL")
+    return (
+        groups.join(answered, "user_id", "left_anti")
+        .join(centroids.withColumnRenamed("user_id", "group"), "group")
+        .select(
+            "user_id",
+            "embedding",
+            F.lit("float16").alias("codec"),
+            F.col("newest_micros").alias("computed_at"),
+            F.lit(COLD).cast("tinyint").alias("tier"),
+            F.col("user_id").alias("source_user"),
+            F.lit(0.0).cast("float").alias("similarity"),
+            F.lit(None).cast(answered.schema["neighbors"].dataType).alias("neighbors"),
+        )
+    )

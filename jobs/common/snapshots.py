@@ -43,6 +43,7 @@ class SnapshotInfo:
     pairs: int = 0
     users_own: int = 0
     users_neighbor: int = 0
+    users_cold: int = 0
     bytes: int = 0
     fault: str | None = None
 
@@ -90,6 +91,7 @@ def list_all(root: str | Path) -> list[SnapshotInfo]:
                 manifest.pairs,
                 manifest.users_own,
                 manifest.users_neighbor,
+                manifest.users_cold,
                 manifest.total_bytes,
             )
         )
@@ -120,6 +122,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "pairs": manifest.pairs,
         "users_own": manifest.users_own,
         "users_neighbor": manifest.users_neighbor,
+        "users_cold": manifest.users_cold,
         "bytes": manifest.total_bytes,
         "files": len(manifest.files),
         "mean_norm": manifest.mean_norm,

@@ -43,6 +43,7 @@ class Manifest:
     users_neighbor: int
     mean_norm: float
     files: tuple[FileEntry, ...]
+    users_cold: int = 0
     minor: int = FORMAT_MINOR
 
     @property
@@ -57,7 +58,7 @@ class Manifest:
 
     @property
     def users(self) -> int:
-        return self.users_own + self.users_neighbor
+        return self.users_own + self.users_neighbor + self.users_cold
 
     @property
     def content_hash(self) -> str:
@@ -88,7 +89,12 @@ class Manifest:
                 "max_user_age_micros": self.policy.max_user_age_micros,
                 "min_similarity": float(self.policy.min_similarity),
             },
-            "counts": {"pairs": self.pairs, "users_own": self.users_own, "users_neighbor": self.users_neighbor},
+            "counts": {
+                "pairs": self.pairs,
+                "users_own": self.users_own,
+                "users_neighbor": self.users_neighbor,
+                **({"users_cold": self.users_cold} if self.users_cold else {}),
+            },
             "mean_norm": float(self.mean_norm),
             "files": [
                 {
@@ -150,6 +156,7 @@ class Manifest:
             pairs=_integer(counts, "pairs", 0),
             users_own=_integer(counts, "users_own", 0),
             users_neighbor=_integer(counts, "users_neighbor", 0),
+            users_cold=_integer({"users_cold": 0, **counts}, "users_cold", 0),
             mean_norm=float(raw["mean_norm"]),
             files=tuple(
                 FileEntry(

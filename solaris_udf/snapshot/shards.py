@@ -17,7 +17,7 @@ from solaris_udf.codec import bytes_per_vector, decode, encode
 from solaris_udf.snapshot.layout import PAIRS, USERS, shard_folder
 from solaris_udf.snapshot.manifest import FileEntry
 from solaris_udf.snapshot.writer import TableWriter
-from solaris_udf.tiers import USER_MEAN
+from solaris_udf.tiers import COLD, NEIGHBOR_MEAN, USER_MEAN
 
 USER_COLUMNS = ("user_id", "embedding", "codec", "computed_at", "tier", "source_user", "similarity", "neighbors")
 # Columns of the input, in any order, sorted by (shard, kind, hash as unsigned, user_id, item_id, newest computed_at
@@ -39,6 +39,7 @@ class ShardSummary:
     pairs: int = 0
     users_own: int = 0
     users_neighbor: int = 0
+    users_cold: int = 0
     norm_sum: float = 0.0
     faults: dict[str, int] = field(default_factory=dict)
 
@@ -142,9 +143,9 @@ class _ShardTask:
         else:
             columns |= {name: batch.column(name).to_numpy() for name in ("tier", "source_user", "similarity")}
             columns |= _padded(batch.column("neighbors"), self._neighbors)
-            own = int((columns["tier"] == USER_MEAN).sum())
-            self._summary.users_own += own
-            self._summary.users_neighbor += batch.num_rows - own
+            self._summary.users_own += int((columns["tier"] == USER_MEAN).sum())
+            self._summary.users_neighbor += int((columns["tier"] == NEIGHBOR_MEAN).sum())
+            self._summary.users_cold += int((columns["tier"] == COLD).sum())
         self._writer(kind).append(columns)
 
     def _vectors(

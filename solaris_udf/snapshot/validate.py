@@ -89,6 +89,7 @@ def assemble(
         pairs=pairs,
         users_own=sum(summary.users_own for summary in ordered),
         users_neighbor=sum(summary.users_neighbor for summary in ordered),
+        users_cold=sum(summary.users_cold for summary in ordered),
         mean_norm=round(sum(summary.norm_sum for summary in ordered) / pairs, 9) if pairs else 0.0,
         files=tuple(files[path] for path in expected_files(shards)),
     )

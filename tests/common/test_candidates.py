@@ -266,6 +266,7 @@ def test_one_user_with_a_fifth_of_all_rows_is_bounded(tables, spark):
         F.lit(False).alias("clicked"),
         F.lit(None).cast("map<string,double>").alias("labels"),
         F.lit(None).cast("binary").alias("served_embedding"),
+        F.lit(None).cast("string").alias("user_group"),
     )
     tables.replace(many, "ranking_log", slice=slice_of(AS_OF))
     with open_view(tables, [AS_OF], Horizon(6.0, 168.0, 12.0, 24.0, pairs_per_user=50), AS_OF) as view:

@@ -43,6 +43,8 @@ def test_every_fault_is_named_at_once_with_the_nearest_key():
 
 
 def test_contradictions_fail_when_the_config_is_built():
+    with pytest.raises(UserError, match="tiers must have cold last"):
+        load_config(overrides=["serving.tiers=['pair', 'cold', 'user_mean']"], environ={})
     with pytest.raises(UserError, match="tiers names one twice"):
         load_config(overrides=["serving.tiers=['pair', 'pair']"], environ={})
 

@@ -3,14 +3,14 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from jobs.common import snapshots
+from jobs.common import snapshot_users, snapshots
 from jobs.common.clock import micros
 from jobs.common.errors import RunFailed, UserError
 from jobs.export_snapshot import choose_shards, find_source, run, shard_rows
 from solaris_udf.codec import encode
 from solaris_udf.snapshot import Snapshot
 from solaris_udf.snapshot.hashing import hash_pairs, hash_users, shard_of
-from tests.conftest import AS_OF, hours
+from tests.conftest import AS_OF, hours, log_row
 
 LOW, HIGH = -(2**63), 2**63 - 1
 
@@ -149,6 +149,46 @@ def test_each_tier_of_an_export_answers_with_the_tables_vectors(spark, fill, mak
             run(late_job, late_settings)
     assert Snapshot.open(folder).snapshot_id == snapshot.snapshot_id
     assert sorted(path.name for path in folder.iterdir()) == [".publish.lock", snapshot.snapshot_id, "CURRENT"]
+
+
+@pytest.mark.spark
+def test_the_cold_tier_is_the_centroid_of_the_users_group(fill, make_run, root, monkeypatch):
+    fill_world(fill)
+    fill("pair_embeddings", [pair(1, 10, 1, 2)], AS_OF)
+
+    def seen(user, group, ago, **more):
+        return log_row(user, 10, AS_OF - hours(ago), user_group=group, **more)
+
+    rows = [seen(1, "a", 3), seen(HIGH, "a", 3), seen(5, "b", 3), seen(2, "b", 3)]  # 2 has a neighbour
+    rows += [seen(20, "a", 3), seen(21, "b", 3), seen(22, None, 3), seen(23, "nobody with a mean", 3)]
+    rows += [seen(24, "a", 7 * 24 + 1), seen(25, "b", 3), seen(25, "a", 2), seen(26, "a", 1, arrived_at=AS_OF)]
+    fill("ranking_log", rows, AS_OF)
+    fill("ranking_log", [seen(20, "b", -1), seen(27, "a", -1)], AS_OF + hours(6))  # the future
+    tiers = 'serving.tiers=["pair", "user_mean", "neighbor_pair", "neighbor_mean", "cold"]'
+    users = [1, 2, 20, 21, 22, 23, 24, 25, 26, 27]
+
+    def export(*settings):
+        report = run(*make_run("export_snapshot", AS_OF, *settings))
+        answer = Snapshot.open(root / "snapshots").lookup(users, [99] * len(users), micros(AS_OF))
+        return report.metrics["users_cold"], answer
+
+    count, answer = export()
+    assert (count, answer.tier_names[2:]) == (0, ["none"] * 8)
+
+    count, answer = export(tiers)
+    assert answer.tier_names == ["user_mean", "neighbor_mean", *(["cold"] * 2), *(["none"] * 3), "cold", "cold", "none"]
+    assert answer.embedding[[2, 3, 7, 8]].tolist() == [[1.5, 1.5], [5, 5], [1.5, 1.5], [1.5, 1.5]]
+    assert answer.age_seconds[[2, 3, 7]].tolist() == [0, 47 * 3600, 0]  # that of the group's newest mean
+    assert answer.similarity[2] == 0 and answer.user_similarity[2] == 0
+    assert count == 4
+    info = snapshots.inspect(root / "snapshots")
+    assert (info["users_own"], info["users_neighbor"], info["users_cold"]) == (3, 2, 4)
+    assert not snapshots.verify(root / "snapshots")
+
+    monkeypatch.setattr(snapshot_users, "GROUP_SAMPLE", 1)
+    member = min((1, HIGH), key=lambda user: hash_users(np.array([user])).view(np.int64)[0])
+    _, answer = export(tiers)
+    assert answer.embedding[2].tolist() == ([1, 1] if member == 1 else [2, 2])
 
 
 @pytest.mark.spark

@@ -515,6 +515,18 @@ def test_public_datasets_in_their_documented_formats(name, root, make_run, table
         assert created == at("2022-04-10T00:00:00") - timedelta(hours=8)
 
 
+def test_what_a_user_declares_is_one_text(dataset):
+    dataset.map(user_group="concat_ws(' ', country, age)")
+    lines = [
+        "1,1,2026-01-02T10:00:00Z,1,0,IN,30s",
+        "2,1,2026-01-02T10:00:00Z,1,0,,30s",
+        "3,1,2026-01-02T10:00:00Z,1,0,,",
+    ]
+    dataset.write("user,item,time,shown,clicked,country,age\n" + "\n".join(lines))
+    dataset.ingest(AS_OF)
+    assert dataset.log("user_id", "user_group") == [(1, "IN 30s"), (2, "30s"), (3, None)]
+
+
 def test_vectors_logged_online_come_in_as_they_stand(dataset):
     dataset.map(served_embedding="unhex(vector)")
     lines = [
