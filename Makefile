@@ -22,7 +22,7 @@ airflow: setup ## a local Airflow with the DAGs and demo data, on 127.0.0.1 (POR
 test: setup ## the test suite, in two processes
 	@.venv/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
 
-test-long: setup s3 ## what takes minutes: a Spark cluster whose workers die, a slice on S3
+test-long: setup s3 ## what takes minutes: Airflow in a browser, a Spark cluster whose workers die, a slice on S3
 	@.venv/bin/python -m pytest -m long $(ARGS)
 
 s3: .jars/s3 ## the jars of s3a://, for a storage root on S3

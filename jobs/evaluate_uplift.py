@@ -79,6 +79,12 @@ class Settings(Section):
 
 def split_rows(found: Collected, span: Span, split: datetime, least: int) -> tuple[Collected, Collected]:
     """(those that train, those that evaluate). Raises UserError that names what is missing."""
+    if span.start >= split:
+        raise UserError(
+            f"the foundation model that served these rows knows those before {span.start.isoformat()}, so there are "
+            f"none to train on before {split.isoformat()}: evaluate a later slice, or make evaluate_uplift.eval_hours "
+            "smaller"
+        )
     parts = []
     for name, begin, end, keep in (
         ("train", span.start, split, found.event_time < micros(split)),

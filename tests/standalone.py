@@ -1,4 +1,4 @@
-"""A Spark standalone cluster on loopback, and spark-submit to it: for tests/test_cluster.py."""
+"""A Spark standalone cluster on loopback, and spark-submit to it: for tests/test_cluster.py and bench/cluster.py."""
 
 import os
 import socket
@@ -97,6 +97,13 @@ def cluster_properties(cluster, target):
         spark__ui__enabled="false",
         spark__executor__cores="1",
         spark__executor__memory="1g",
+    )
+
+
+def local_properties(target):
+    """conf/spark-local.conf with as many cores as the cluster has."""
+    return properties(
+        "spark-local.conf", target, spark__master="local[2]", spark__jars=JARS, spark__driver__memory="1g"
     )
 
 

@@ -166,6 +166,11 @@ def test_what_is_missing_is_named(make_run, fill):
     fill("training_rows", [training_row(1, AS_OF, 1, 2, np.ones(4), True)], AS_OF)
     with pytest.raises(UserError, match=r"0 shown rows with 0 clicks to train on.*at least 200"):
         evaluate_uplift.run(*make_run("evaluate_uplift", AS_OF))
+    nothing = evaluate_uplift.Span(AS_OF - hours(6), AS_OF, "m1", None, 9)
+    with pytest.raises(
+        UserError, match=r"knows those before .*T18:00.* to train on before .*T12:00.* eval_hours smaller"
+    ):
+        evaluate_uplift.split_rows(None, nothing, AS_OF - hours(12), 50)
     with pytest.raises(UserError, match="unknown feature sets"):
         make_run("evaluate_uplift", AS_OF, 'evaluate_uplift.feature_sets=["magic"]')
 
