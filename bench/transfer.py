@@ -76,7 +76,7 @@ class Bench:
             losses = {}
             for rate in LEARNING_RATES:
                 folder = base / f"{rate:g}"
-                if not (folder / "model.json").exists():
+                if not (folder / "loss").exists():
                     samples = training_samples(self.log, self.plan.size, self.start - age * HOUR)
                     plan = replace(self.plan, embedding_dim=dimension, learning_rate=rate)
                     trained = train(samples, plan, folder, name="bench")

@@ -24,6 +24,9 @@ from jobs.common.runs import Report, Run
 
 GROUP = ("snapshot_id", "surface", "population", "segment")
 
+# What no limit counts as covered: a group's centroid must not hide that the embeddings of its users are gone.
+NOT_THEIRS = {"none", "cold"}
+
 
 class Settings(Section):
     """The [audit_coverage] section."""
@@ -33,7 +36,7 @@ class Settings(Section):
         0.0,
         ge=0,
         le=1,
-        description="Least share of scored rows with any embedding, where a snapshot was live; below it the run fails",
+        description="Least share of scored rows with an embedding, where a snapshot was live; below it the run fails",
     )
     min_pair_coverage: float = Field(0.0, ge=0, le=1, description="The same for rows answered by their own pair")
     max_drop: float = Field(
@@ -213,7 +216,9 @@ def _coverage_of_week(run: Run) -> float | None:
         run.tables.read("coverage_audit")
         .where((F.col("slice") > slice_of(run.as_of - WEEK)) & (F.col("slice") < run.slice))
         .where("surface = 'all' AND segment = 'all' AND population = 'scored' AND snapshot_id != 'none'")
-        .agg(F.sum("rows").alias("rows"), F.sum(F.when(F.col("tier") != "none", F.col("rows"))).alias("covered"))
+        .agg(
+            F.sum("rows").alias("rows"), F.sum(F.when(~F.col("tier").isin(*NOT_THEIRS), F.col("rows"))).alias("covered")
+        )
         .first()
     )
     return (found["covered"] or 0) / found["rows"] if found and found["rows"] else None
@@ -248,7 +253,7 @@ def _check(
     judged = [row for row in totals if row["snapshot_id"] != "none"]
     if sum(row["rows"] for row in judged) < run.config.quality.min_rows_for_rate:
         return
-    coverage = _share(judged, *sorted({row["tier"] for row in judged} - {"none"}))
+    coverage = _share(judged, *sorted({row["tier"] for row in judged} - NOT_THEIRS))
     found = {"min_coverage": coverage, "min_pair_coverage": _share(judged, "pair")}
     faults = [
         f"coverage of scored rows {share:.4f} is below audit_coverage.{name} = {getattr(settings, name)}"

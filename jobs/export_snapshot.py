@@ -29,7 +29,7 @@ from jobs.common.main import main
 from jobs.common.runs import Report, Run
 from jobs.common.snapshot_checks import check_lookups, count_totals
 from jobs.common.snapshot_push import push
-from jobs.common.snapshot_users import cold_users, fresh_user_means, neighbor_lists, resolve_users
+from jobs.common.snapshot_users import cold_users, fresh_user_means, grouped, neighbor_lists, resolve_users
 from jobs.common.versions import served_model
 from solaris_udf.snapshot.errors import SnapshotError
 from solaris_udf.snapshot.layout import MANIFEST, STAGING_PREFIX, is_safe_name
@@ -163,11 +163,15 @@ def run(run: Run, settings: Settings) -> Report:
     root = Path(run.config.path("snapshots"))
     storage = LocalStorage(root)
     totals = count_totals(run, version)
-    shards = choose_shards(totals.pairs + totals.means, settings.shards)
+    cold = "cold" in serving.tiers
+    expected = totals.pairs + totals.means
+    if cold and not settings.shards:
+        expected += grouped(run, settings.cold_days).select("user_id").distinct().count()
+    shards = choose_shards(expected, settings.shards)
     pairs = recent_pair_embeddings(run.tables, run.as_of, serving.ttl_hours, version)
     means = fresh_user_means(run, version)
     users = resolve_users(means, neighbor_lists(run, version, means, settings.neighbors), serving)
-    if "cold" in serving.tiers:
+    if cold:
         users = users.unionByName(cold_users(run, means, users, settings.cold_days))
 
     reused = 0

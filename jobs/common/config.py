@@ -135,7 +135,8 @@ class Serving(Section):
     user_mean_hours: float = Field(24.0, gt=0, description="The user mean is over the pair embeddings of this long")
     max_user_age_hours: float = Field(48.0, gt=0, description="A user-level vector older than this is not served")
     tiers: tuple[Tier, ...] = Field(
-        ("pair", "user_mean", "neighbor_pair", "neighbor_mean"), description="Order of the hierarchy"
+        ("pair", "user_mean", "neighbor_pair", "neighbor_mean"),
+        description="Order of the hierarchy; cold, if any, comes last, after both means",
     )
     min_similarity: float = Field(0.0, ge=-1, le=1, description="A less similar neighbour answers nothing")
     neighbors: int = Field(10, ge=1, description="Neighbours kept for each user")
@@ -152,9 +153,9 @@ class Serving(Section):
     def _good_order(self) -> "Serving":
         if len(set(self.tiers)) != len(self.tiers):
             raise ValueError(f"tiers names one twice: {list(self.tiers)}")
-        if "cold" in self.tiers[:-1]:
+        if "cold" in self.tiers and not {"user_mean", "neighbor_mean"} <= set(self.tiers[: self.tiers.index("cold")]):
             raise ValueError(
-                f"tiers must have cold last, as it is for users whom nothing else answers: {list(self.tiers)}"
+                f"tiers must name cold after user_mean and neighbor_mean, for users with neither: {list(self.tiers)}"
             )
         return self
 

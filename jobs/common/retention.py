@@ -28,8 +28,9 @@ def needed_hours(config: Config) -> dict[str, float]:
     verifier = config.sections["train_verifier"].model_dump()
     vectors = max(serving.ttl_hours, serving.user_mean_hours, serving.max_user_age_hours) + 2 * window
     training = window * (verifier.get("windows", 0) + verifier.get("validation_windows", 0) + 2)
+    cold = config.sections["export_snapshot"].model_dump()["cold_days"] * 24 if "cold" in serving.tiers else 0.0
     return {
-        "ranking_log": max(vectors, neighbors["days"] * 24, training),
+        "ranking_log": max(vectors, neighbors["days"] * 24, training, cold),
         "label_events": max(vectors, training),
         "user_histories": max(vectors, training),
         "candidate_pairs": max(vectors, training),

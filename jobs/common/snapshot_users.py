@@ -14,9 +14,10 @@ from solaris_udf.means import MEANS_DDL, Weighting, user_means
 from solaris_udf.snapshot.shards import USER_COLUMNS
 from solaris_udf.tiers import COLD, NEIGHBOR_MEAN, USER_MEAN
 
-# A centroid is over so many members, those of the lowest hashes: it is then some 1% of their spread off the mean over
-# all, and a group of half of all users is no task of its own size.
-GROUP_SAMPLE = 10_000
+# A centroid is over so many members, those of the lowest hashes: it is then some 3% of their spread off the mean over
+# all. Up to this number (spark.sql.optimizer.windowGroupLimitThreshold) Spark cuts a group down in each partition
+# before it brings it together, so that a group of half of all users makes no task of its size.
+GROUP_SAMPLE = 1_000
 
 
 def fresh_user_means(run: Run, version: str) -> DataFrame:
@@ -84,15 +85,19 @@ def resolve_users(means: DataFrame, neighbors: DataFrame, serving: Serving) -> D
     return chosen.join(means.withColumnRenamed("user_id", "source_user"), "source_user", "inner").select(*USER_COLUMNS)
 
 
+def grouped(run: Run, days: float) -> DataFrame:
+    """The log's rows of the last days whose user declares a group."""
+    return log_before(run.tables, run.as_of, days * 24).where(F.col("user_group").isNotNull())
+
+
 def cold_users(run: Run, means: DataFrame, answered: DataFrame, days: float) -> DataFrame:
     """Users of the log's last days whom nothing else answers: the centroid of the means of the users of their group.
 
     A user's group is the last they were logged with. Its age is that of its newest mean; its similarity, which nobody
     measured, is 0.
     """
-    seen = log_before(run.tables, run.as_of, days * 24).where(F.col("user_group").isNotNull())
     last = F.max_by("user_group", F.struct("event_time", "user_group"))
-    groups = seen.groupBy("user_id").agg(F.xxhash64(last).alias("group"))
+    groups = grouped(run, days).groupBy("user_id").agg(F.xxhash64(last).alias("group"))
     lowest = Window.partitionBy("group").orderBy(F.xxhash64("user_id"), "user_id")
     members = (
         groups.join(means, "user_id")

@@ -5,7 +5,7 @@ import re
 import pyarrow as pa
 
 FORMAT = "solaris-snapshot"
-FORMAT_MAJOR, FORMAT_MINOR = 1, 0
+FORMAT_MAJOR, FORMAT_MINOR = 1, 1
 MANIFEST = "manifest.json"
 CURRENT = "CURRENT"
 PAIRS, USERS = "pairs", "users"

@@ -27,7 +27,8 @@ class FileEntry:
 class Manifest:
     """The manifest of one snapshot.
 
-    as_of_micros: microseconds since 1970 UTC. mean_norm: mean L2 norm of the pair vectors, 0 without any.
+    as_of_micros: microseconds since 1970 UTC. mean_norm: mean L2 norm of the pair vectors, 0 without any. minor: the
+    least minor version of the format that has all its keys.
     """
 
     slice: str
@@ -44,7 +45,7 @@ class Manifest:
     mean_norm: float
     files: tuple[FileEntry, ...]
     users_cold: int = 0
-    minor: int = FORMAT_MINOR
+    minor: int = 0
 
     @property
     def width(self) -> int:
@@ -58,7 +59,12 @@ class Manifest:
 
     @property
     def users(self) -> int:
-        return self.users_own + self.users_neighbor + self.users_cold
+        return self.users_embedded + self.users_cold
+
+    @property
+    def users_embedded(self) -> int:
+        """Users with a mean of their own or of a neighbour."""
+        return self.users_own + self.users_neighbor
 
     @property
     def content_hash(self) -> str:

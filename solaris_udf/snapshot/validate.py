@@ -89,7 +89,8 @@ def assemble(
         pairs=pairs,
         users_own=sum(summary.users_own for summary in ordered),
         users_neighbor=sum(summary.users_neighbor for summary in ordered),
-        users_cold=sum(summary.users_cold for summary in ordered),
+        users_cold=(cold := sum(summary.users_cold for summary in ordered)),
+        minor=1 if cold else 0,
         mean_norm=round(sum(summary.norm_sum for summary in ordered) / pairs, 9) if pairs else 0.0,
         files=tuple(files[path] for path in expected_files(shards)),
     )
@@ -100,7 +101,11 @@ def check_content(manifest: Manifest, totals: Totals) -> None:
     if manifest.pairs != totals.pairs:
         raise SnapshotError(f"the files hold {manifest.pairs} pairs, the table has {totals.pairs}")
     means = [tier for tier in manifest.policy.order if tier in ("user_mean", "neighbor_mean")]
-    complete = manifest.users >= totals.means if means[:1] == ["neighbor_mean"] else manifest.users_own == totals.means
+    complete = (
+        manifest.users_embedded >= totals.means
+        if means[:1] == ["neighbor_mean"]
+        else manifest.users_own == totals.means
+    )
     if not complete:
         raise SnapshotError(f"the files hold {manifest.users_own} users' own means, the table has {totals.means}")
 
@@ -119,7 +124,7 @@ def check_against_previous(manifest: Manifest, previous: Manifest | None, limits
         return
     for what, now, before, ratio, setting in (
         ("pairs", manifest.pairs, previous.pairs, limits.min_pairs_ratio, "min_pairs_ratio"),
-        ("users", manifest.users, previous.users, limits.min_users_ratio, "min_users_ratio"),
+        ("users", manifest.users_embedded, previous.users_embedded, limits.min_users_ratio, "min_users_ratio"),
     ):
         if now < ratio * before:
             raise SnapshotError(

@@ -43,8 +43,9 @@ def test_every_fault_is_named_at_once_with_the_nearest_key():
 
 
 def test_contradictions_fail_when_the_config_is_built():
-    with pytest.raises(UserError, match="tiers must have cold last"):
-        load_config(overrides=["serving.tiers=['pair', 'cold', 'user_mean']"], environ={})
+    for tiers in (["pair", "cold"], ["user_mean", "cold"], ["cold", "user_mean", "neighbor_mean"]):
+        with pytest.raises(UserError, match="cold after user_mean and neighbor_mean"):
+            load_config(overrides=[f"serving.tiers={tiers}"], environ={})
     with pytest.raises(UserError, match="tiers names one twice"):
         load_config(overrides=["serving.tiers=['pair', 'pair']"], environ={})
 

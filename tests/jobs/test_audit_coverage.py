@@ -235,7 +235,8 @@ def test_a_drop_against_the_week_before_and_an_outcome_below_its_forecast_fail_t
         at = AS_OF - hours(back)
         row = {"window_start": at - hours(6), "window_end": at, "surface": "all", "population": "scored"}
         row |= {"snapshot_id": "s", "segment": "all", "share": 0.5, **more}
-        fill("coverage_audit", [{**row, "tier": "pair", "rows": covered}, {**row, "tier": "none", "rows": bare}], at)
+        tiers = {"pair": covered, "cold": bare // 2, "none": bare - bare // 2}  # cold is covered by nothing of its own
+        fill("coverage_audit", [{**row, "tier": tier, "rows": rows} for tier, rows in tiers.items()], at)
 
     earlier(6, 180, 20)
     earlier(12, 60, 40)

@@ -41,6 +41,8 @@ def test_retention_is_at_least_what_jobs_and_the_live_snapshot_read(make_config)
     assert first_kept("pair_embeddings", 1) == slice_of(AS_OF - hours(60))
     assert first_kept("user_embeddings", 1) == slice_of(AS_OF - days(30))  # find_neighbors.embedding_days
     assert first_kept("ranking_log", 1) == slice_of(AS_OF - days(7))  # find_neighbors.days
+    config = make_config(f"serving.tiers={[*config.serving.tiers, 'cold']}", "export_snapshot.cold_days=9")
+    assert first_kept("ranking_log", 1) == slice_of(AS_OF - days(9))
     assert first_kept("training_rows", 1) == slice_of(AS_OF - days(1))
     # Counted from the newest slice if as_of is far ahead of it, from a backfill's as_of, from the live snapshot.
     assert first_kept("training_rows", 1, as_of=AS_OF + days(400)) == slice_of(AS_OF - days(1))

@@ -166,6 +166,10 @@ def borrowed(vector, at, similarity, neighbors=()):
     }
 
 
+def cold(vector, at):
+    return {"vector": vector, "at": at, "tier": "cold", "source": 0, "similarity": 0.0, "neighbors": []}
+
+
 def expected(pairs, users, policy, kept, user, item, at):
     """(tier name, vector or None, age in seconds, similarity) by the documented rules, for one key."""
 
@@ -183,7 +187,7 @@ def expected(pairs, users, policy, kept, user, item, at):
                     return tier, vector, (at - computed_at) // 1_000_000, similarity
         elif user in users and users[user]["tier"] == tier:
             one = users[user]
-            similar = tier == "user_mean" or np.float32(one["similarity"]) >= np.float32(policy.min_similarity)
+            similar = tier != "neighbor_mean" or np.float32(one["similarity"]) >= np.float32(policy.min_similarity)
             if similar and fresh(one["at"], policy.max_user_age_micros):
                 return tier, one["vector"], (at - one["at"]) // 1_000_000, one["similarity"]
     return "none", None, -1, 0.0

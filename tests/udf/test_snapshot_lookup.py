@@ -24,6 +24,7 @@ from tests.udf.snapshot_fakes import (
     ORDER,
     POLICY,
     borrowed,
+    cold,
     expected,
     own,
     pair_hash,
@@ -70,17 +71,19 @@ def test_a_lookup_agrees_with_a_dictionary(data):
     ids = st.sampled_from(IDS)
     pairs = data.draw(st.dictionaries(st.tuples(ids, ids), st.tuples(VECTORS, TIMES), max_size=40))
     rows = st.builds(
-        lambda is_own, vector, at, similarity, near: (
-            own(vector, at, near) if is_own else borrowed(vector, at, similarity, near)
-        ),
-        st.booleans(),
+        lambda kind, vector, at, similarity, near: {
+            "own": own(vector, at, near),
+            "borrowed": borrowed(vector, at, similarity, near),
+            "cold": cold(vector, at),
+        }[kind],
+        st.sampled_from(["own", "borrowed", "cold"]),
         VECTORS,
         TIMES,
         SIMILARITY,
         st.lists(st.tuples(ids, SIMILARITY), max_size=4),
     )
     users = data.draw(st.dictionaries(ids, rows, max_size=8))
-    order = tuple(data.draw(st.permutations(ORDER)))[: data.draw(st.integers(1, 4))]
+    order = tuple(data.draw(st.permutations((*ORDER, "cold"))))[: data.draw(st.integers(1, 5))]
     policy = TierPolicy(order, 24 * HOUR, 48 * HOUR, data.draw(st.sampled_from([-1.0, 0.0, 0.5])))
     keys = data.draw(st.lists(st.tuples(ids, ids, TIMES), max_size=30))
     shards = data.draw(st.sampled_from([1, 2, 5]))
@@ -100,7 +103,7 @@ def test_a_lookup_agrees_with_a_dictionary(data):
                 ):
                     assert mine.dtype == theirs.dtype
                     assert mine.tobytes() == theirs.tobytes()
-    user_order = tuple(tier for tier in order if "mean" in tier) or ("cold",)
+    user_order = tuple(tier for tier in order if tier in ("user_mean", "neighbor_mean", "cold"))
     user_policy = TierPolicy(user_order, 1, 48 * HOUR, policy.min_similarity)
     for place, (user, item, at) in enumerate(keys):
         stored = partial(as_stored, codec)

@@ -19,7 +19,7 @@ from solaris_udf.snapshot.publish import publish, read_current
 from solaris_udf.snapshot.shards import write_shards
 from solaris_udf.snapshot.storage import LocalStorage
 from solaris_udf.snapshot.validate import Limits, Totals, check_against_previous, check_content, previous_manifest
-from tests.udf.snapshot_fakes import HOUR, batch_of, own, pair_hash, publish_snapshot, user_hash, write_snapshot
+from tests.udf.snapshot_fakes import HOUR, batch_of, cold, own, pair_hash, publish_snapshot, user_hash, write_snapshot
 
 OLD = {(1, 1): ((1.0, 1.0), 0), (2, 2): ((2.0, 2.0), 0)}
 NEW = {(1, 1): ((5.0, 5.0), 0), (3, 3): ((3.0, 3.0), 0)}
@@ -349,6 +349,19 @@ def test_the_checks_before_publishing(tmp_path):
     for bad, message in ((less, "4 pairs after 10"), (large, "mean norm"), (empty, "no fresh pair")):
         with pytest.raises(SnapshotError, match=message):
             check_against_previous(bad, before, usual)
+    # Users who get a group's centroid are counted apart: they neither stand in for lost means nor are missed.
+    many = {1: own((1.0, 1.0), 0), 2: own((1.0, 1.0), 0), 3: own((1.0, 1.0), 0)}
+    means = write_snapshot(tmp_path, {(1, 1): ((1.0, 0.0), 0)}, many, staging=".f")
+    lost = {user: cold((1.0, 1.0), 0) for user in (2, 3)} | {1: many[1]}
+    centroids = write_snapshot(tmp_path, {(1, 1): ((1.0, 0.0), 0)}, lost, staging=".g", **LATER)
+    assert (centroids.users, centroids.users_own, centroids.users_cold) == (3, 1, 2)
+    assert (means.minor, centroids.minor) == (0, 1)  # an older reader of 1.0 takes a 1.1 as it is
+    assert Manifest.parse(centroids.to_json(), "m") == centroids
+    with pytest.raises(SnapshotError, match="1 users after 3"):
+        check_against_previous(centroids, means, usual)
+    check_against_previous(write_snapshot(tmp_path, {(1, 1): ((1.0, 0.0), 0)}, users, staging=".h"), centroids, usual)
+    with pytest.raises(SnapshotError, match="1 users' own means"):
+        check_content(centroids, Totals(1, 3))
 
 
 def test_the_snapshot_to_compare_with_is_the_one_of_the_time_before(tmp_path):
