@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,11 +41,23 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Precompute foundation-model embeddings for the pairs a ranker will score soon, and serve them by lookup.",
 )
 app.add_typer(snapshot_app, name="snapshot")
 model_app = typer.Typer(no_args_is_help=True, help="Foundation-model folders.")
 app.add_typer(model_app, name="model")
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"solaris {version('solaris-pipeline')}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def solaris(
+    show: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    """Precompute foundation-model embeddings for the pairs a ranker will score soon, and serve them by lookup."""
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,12 @@ def test_a_mistake_is_answered_in_one_line_with_exit_code_2(ask, tmp_path, argum
     assert error.startswith("error: ")
     assert says in error
     assert not (tmp_path / "root").exists()
+
+
+def test_the_version_is_that_of_setup_py():
+    found = CliRunner().invoke(app, ["--version"])
+    (declared,) = re.findall(r'^    version="(.+)",$', (PROJECT / "setup.py").read_text(), re.MULTILINE)
+    assert (found.exit_code, found.stdout) == (0, f"solaris {declared}\n")
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_each_tier_of_an_export_answers_with_the_tables_vectors(spark, fill, mak
 
 
 @pytest.mark.spark
-def test_the_cold_tier_is_the_centroid_of_the_users_group(fill, make_run, root, monkeypatch):
+def test_the_cold_tier_is_the_centroid_of_the_users_group(spark, fill, make_run, root, monkeypatch):
     fill_world(fill)
     fill("pair_embeddings", [pair(1, 10, 1, 2)], AS_OF)
 
@@ -185,6 +185,8 @@ def test_the_cold_tier_is_the_centroid_of_the_users_group(fill, make_run, root, 
     assert (info["users_own"], info["users_neighbor"], info["users_cold"]) == (3, 2, 4)
     assert not snapshots.verify(root / "snapshots")
 
+    # Else Spark brings a whole group to one task before it cuts it down.
+    assert int(spark.conf.get("spark.sql.optimizer.windowGroupLimitThreshold")) >= snapshot_users.GROUP_SAMPLE
     monkeypatch.setattr(snapshot_users, "GROUP_SAMPLE", 1)
     member = min((1, HIGH), key=lambda user: hash_users(np.array([user])).view(np.int64)[0])
     _, answer = export(tiers)
