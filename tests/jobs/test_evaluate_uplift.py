@@ -168,7 +168,7 @@ def test_what_is_missing_is_named(make_run, fill):
         evaluate_uplift.run(*make_run("evaluate_uplift", AS_OF))
     nothing = evaluate_uplift.Span(AS_OF - hours(6), AS_OF, "m1", None, 9)
     with pytest.raises(
-        UserError, match=r"knows those before .*T18:00.* to train on before .*T12:00.* eval_hours smaller"
+        UserError, match=r"knows those before .*T18:00.* to train on before .*T12:00.*eval_hours smaller"
     ):
         evaluate_uplift.split_rows(None, nothing, AS_OF - hours(12), 50)
     with pytest.raises(UserError, match="unknown feature sets"):
