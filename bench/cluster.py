@@ -15,13 +15,14 @@ from pathlib import Path
 from measure import Figure, arguments, at_most, interleaved, report
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+from jobs.common.series import SERIES
 from jobs.common.terminal import console
 from scripts.build_dist import build_zip
 from tests.standalone import Cluster, cluster_properties, finish, local_properties, spark_submit
 
 WORLD_END, FIRST, SECOND = "2026-01-05T00:00:00Z", "2026-01-03T12:00:00Z", "2026-01-03T18:00:00Z"
-SERIES = ["ingest_log", "update_histories", "audit_coverage", "predict_pairs", "embed_pairs", "aggregate_users"]
 SETTINGS = ["spark.shuffle_partitions=2", "log.dataset=world", "window.hours=6", "train_foundation.size=tiny"]
+SLICE_JOBS = [entry.job for entry in SERIES if entry.cadence == "slice"]
 TARGET = 1.3
 
 
@@ -74,7 +75,7 @@ def main() -> None:
                 figures = bench.compare("slice in one session", whole, 1, 0)
             else:
                 figures = bench.compare("slice in one session", whole, 3, 1)
-                each = [[job, "--as-of", SECOND] for job in (*SERIES, "export_snapshot")]
+                each = [[job, "--as-of", SECOND] for job in SLICE_JOBS]
                 figures += bench.compare("slice, a spark-submit a job", each, 1, 0)
         finally:
             bench.cluster.stop()

@@ -74,10 +74,12 @@ class Bench:
         with tempfile.TemporaryDirectory() as made:
             base = (self.cache or Path(made)) / f"{self.world}-{age}-{dimension}"
             losses = {}
+            samples = None
             for rate in LEARNING_RATES:
                 folder = base / f"{rate:g}"
                 if not (folder / "loss").exists():
-                    samples = training_samples(self.log, self.plan.size, self.start - age * HOUR)
+                    if samples is None:
+                        samples = training_samples(self.log, self.plan.size, self.start - age * HOUR)
                     plan = replace(self.plan, embedding_dim=dimension, learning_rate=rate)
                     trained = train(samples, plan, folder, name="bench")
                     assert trained is not None

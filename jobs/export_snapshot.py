@@ -29,7 +29,7 @@ from jobs.common.main import main
 from jobs.common.runs import Report, Run
 from jobs.common.snapshot_checks import check_lookups, count_totals
 from jobs.common.snapshot_push import push
-from jobs.common.snapshot_users import cold_users, fresh_user_means, grouped, neighbor_lists, resolve_users
+from jobs.common.snapshot_users import cold_users, fresh_user_means, neighbor_lists, resolve_users, user_groups
 from jobs.common.versions import served_model
 from solaris_udf.snapshot.errors import SnapshotError
 from solaris_udf.snapshot.layout import MANIFEST, STAGING_PREFIX, is_safe_name
@@ -163,16 +163,14 @@ def run(run: Run, settings: Settings) -> Report:
     root = Path(run.config.path("snapshots"))
     storage = LocalStorage(root)
     totals = count_totals(run, version)
-    cold = "cold" in serving.tiers
-    expected = totals.pairs + totals.means
-    if cold and not settings.shards:
-        expected += grouped(run, settings.cold_days).select("user_id").distinct().count()
-    shards = choose_shards(expected, settings.shards)
+    groups = user_groups(run, settings.cold_days).persist() if "cold" in serving.tiers else None
+    at_most_cold = 0 if groups is None else groups.count()
+    shards = choose_shards(totals.pairs + totals.means + at_most_cold, settings.shards)
     pairs = recent_pair_embeddings(run.tables, run.as_of, serving.ttl_hours, version)
     means = fresh_user_means(run, version)
     users = resolve_users(means, neighbor_lists(run, version, means, settings.neighbors), serving)
-    if cold:
-        users = users.unionByName(cold_users(run, means, users, settings.cold_days))
+    if groups is not None:
+        users = users.unionByName(cold_users(run, means, users, groups))
 
     reused = 0
     staging = f"{STAGING_PREFIX}{run.slice}-{uuid.uuid4().hex[:12]}"
@@ -216,6 +214,8 @@ def run(run: Run, settings: Settings) -> Report:
         raise RunFailed(f"export_snapshot {run.slice}: {error}; CURRENT was left alone") from None
     finally:
         storage.remove_folder(staging)
+        if groups is not None:
+            groups.unpersist()
     if not manifest.pairs:
         log.warning("export_snapshot %s: snapshot %s has no pairs", run.slice, manifest.snapshot_id)
     run.write(snapshot_row(run, manifest), "snapshots")

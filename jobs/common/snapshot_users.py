@@ -85,19 +85,18 @@ def resolve_users(means: DataFrame, neighbors: DataFrame, serving: Serving) -> D
     return chosen.join(means.withColumnRenamed("user_id", "source_user"), "source_user", "inner").select(*USER_COLUMNS)
 
 
-def grouped(run: Run, days: float) -> DataFrame:
-    """The log's rows of the last days whose user declares a group."""
-    return log_before(run.tables, run.as_of, days * 24).where(F.col("user_group").isNotNull())
-
-
-def cold_users(run: Run, means: DataFrame, answered: DataFrame, days: float) -> DataFrame:
-    """Users of the log's last days whom nothing else answers: the centroid of the means of the users of their group.
-
-    A user's group is the last they were logged with. Its age is that of its newest mean; its similarity, which nobody
-    measured, is 0.
-    """
+def user_groups(run: Run, days: float) -> DataFrame:
+    """user_id and group (a hash) of the users of the log's last days who declare one; the last that they declared."""
+    rows = log_before(run.tables, run.as_of, days * 24).where(F.col("user_group").isNotNull())
     last = F.max_by("user_group", F.struct("event_time", "user_group"))
-    groups = grouped(run, days).groupBy("user_id").agg(F.xxhash64(last).alias("group"))
+    return rows.groupBy("user_id").agg(F.xxhash64(last).alias("group"))
+
+
+def cold_users(run: Run, means: DataFrame, answered: DataFrame, groups: DataFrame) -> DataFrame:
+    """Users with a group whom nothing else answers: the centroid of the means of the users of their group.
+
+    Its age is that of its newest mean; its similarity, which nobody measured, is 0.
+    """
     lowest = Window.partitionBy("group").orderBy(F.xxhash64("user_id"), "user_id")
     members = (
         groups.join(means, "user_id")
