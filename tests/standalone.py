@@ -81,8 +81,8 @@ def _command(process):
         return []
 
 
-def cluster_properties(cluster, target):
-    """conf/spark-standalone.conf for the cluster and this machine: its size, its jars, its Python."""
+def cluster_properties(cluster, target, **changes):
+    """conf/spark-standalone.conf for the cluster and this machine: its size, its jars, its Python; and changes."""
     return properties(
         "spark-standalone.conf",
         target,
@@ -97,14 +97,14 @@ def cluster_properties(cluster, target):
         spark__ui__enabled="false",
         spark__executor__cores="1",
         spark__executor__memory="1g",
+        **changes,
     )
 
 
-def local_properties(target):
-    """conf/spark-local.conf with as many cores as the cluster has."""
-    return properties(
-        "spark-local.conf", target, spark__master="local[2]", spark__jars=JARS, spark__driver__memory="1g"
-    )
+def local_properties(target, **changes):
+    """conf/spark-local.conf with as many cores as the cluster has; and changes."""
+    size = {"spark__master": "local[2]", "spark__jars": JARS, "spark__driver__memory": "1g"}
+    return properties("spark-local.conf", target, **size, **changes)
 
 
 def spark_submit(file, application, *arguments, options, environ):
