@@ -2,7 +2,7 @@
 
 Both by spark-submit with the properties files of conf/, on copies of the same tables: in one session, and (without
 --quick) with one spark-submit a job, as Airflow does. Wall time of whole commands: the cluster starts three JVMs where
-local[2] has one. Both with the Spark properties of conf/demo.toml, which keep what a small slice costs to compile small.
+local[2] has one. Both with the Spark properties of conf/demo.toml, which keep what a small slice costs to compile low.
 The world is the tiny one with --quick, else the demo's.
 """
 

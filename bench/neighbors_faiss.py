@@ -1,9 +1,9 @@
 """The peer of bench/neighbors.py: all neighbours by one process of faiss IVF-Flat, from a Parquet file to another.
 
-    python bench/neighbors_faiss.py tune|run|autofaiss FOLDER THREADS
+    python bench/neighbors_faiss.py tune|run|autofaiss FOLDER THREADS [RECALL]
 
 FOLDER holds users.parquet (user_id, embedding: float16 as binary). `tune` chooses the number of lists and of probes
-whose recall@10 on a sample is at least 0.95 in the least time, and writes tuned.json; its time is not counted. `run`
+whose recall@10 on a sample is at least RECALL in the least time, and writes tuned.json; its time is not counted. `run`
 uses it; `autofaiss` lets that library choose the index. Both print {"seconds", "search", "recall"} as JSON.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-K, SAMPLE, TARGET = 10, 1_000, 0.95
+K, SAMPLE = 10, 1_000
 PROBES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
 TIMED = 20_000  # queries of which a setting's time is told
 
@@ -67,8 +67,8 @@ def sample_of(count: int, seed: int, size: int = SAMPLE) -> np.ndarray:
     return np.sort(np.random.default_rng(seed).choice(count, min(size, count), replace=False))
 
 
-def tune(folder: Path) -> dict[str, float]:
-    """The quickest setting that reaches the target."""
+def tune(folder: Path, target: float) -> dict[str, float]:
+    """The quickest setting that reaches the recall."""
     vectors = vectors_of(folder)
     rows, timed = sample_of(len(vectors), 1), sample_of(len(vectors), 2, TIMED)
     truth, best = exact(vectors, rows), None
@@ -79,14 +79,15 @@ def tune(folder: Path) -> dict[str, float]:
         built = time.perf_counter() - clock
         for probes in PROBES:
             index.nprobe = probes
-            if recall_of(search(index, vectors, rows), truth) >= TARGET:
+            if recall_of(search(index, vectors, rows), truth) >= target:
                 clock = time.perf_counter()
                 search(index, vectors, timed)
                 total = built + (time.perf_counter() - clock) * len(vectors) / len(timed)
                 if best is None or total < best["estimate"]:
                     best = {"lists": lists, "probes": probes, "estimate": total}
                 break
-    assert best is not None, "no setting reaches the target"
+    assert best is not None, f"no setting reaches a recall of {target}"
+    best["target"] = target
     (folder / "tuned.json").write_text(json.dumps(best))
     return best
 
@@ -129,6 +130,6 @@ def autofaiss(folder: Path) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    action, folder, threads = sys.argv[1:]
+    action, folder, threads, *more = sys.argv[1:]
     faiss.omp_set_num_threads(int(threads))
-    print(json.dumps({"tune": tune, "run": run, "autofaiss": autofaiss}[action](Path(folder))))
+    print(json.dumps({"tune": tune, "run": run, "autofaiss": autofaiss}[action](Path(folder), *map(float, more))))

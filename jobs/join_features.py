@@ -2,18 +2,20 @@
 
 Reads ranking_log rows with event_time in [as_of - window.hours, as_of) as known at as_of, label_events that had arrived
 by then, `snapshots` and the snapshots' files through the same reader that serves online. Writes training_rows: per row
-the vector, tier, age and flags that a lookup at its time would have returned, never a later one. Where the log holds
-the vectors that the online model read, they are compared with those, and the rate of mismatches is reported: training
-on what was not served teaches a model another world.
+the vector, tier, age and flags that a lookup at its time would have returned, never a later one. Earlier windows that
+it never joined are joined too, each as known at its own end and into its own slice. Where the log holds the vectors
+that the online model read, they are compared with those, and the rate of mismatches is reported: training on what was
+not served teaches a model another world.
 """
 
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 
 from pydantic import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs.common.clock import slice_of, ts
+from jobs.common.clock import micros, slice_of, steps, ts
 from jobs.common.config import Section
 from jobs.common.errors import RunFailed
 from jobs.common.live_snapshots import live_periods, served
@@ -28,6 +30,9 @@ class Settings(Section):
     """The [join_features] section."""
 
     section = "join_features"
+    catch_up_hours: float = Field(
+        48.0, ge=0, description="Windows that end in this many hours before as_of and were never joined are joined too"
+    )
     max_mismatch_rate: float = Field(
         1.0,
         ge=0,
@@ -66,14 +71,37 @@ def consistency(rows: DataFrame, logged: DataFrame) -> DataFrame:
     )
 
 
+def missed_windows(run: Run, settings: Settings) -> list[datetime]:
+    """Ends of the windows before the run's own that were never joined though a snapshot was live, oldest first."""
+    window = timedelta(hours=run.config.window.hours)
+    count = int(timedelta(hours=settings.catch_up_hours) / window)
+    ends = steps(run.as_of - count * window, run.as_of, run.config.window.hours)[:-1]
+    if not ends:
+        return []
+    live = live_periods(run.tables, ends[0] - window, run.as_of, run.as_of)
+    joined = set(run.tables.slices("training_rows"))
+    return [end for end in ends if live and micros(end) > live[0].live_from and slice_of(end) not in joined]
+
+
 def run(run: Run, settings: Settings) -> Report:
-    """Writes the training rows of the window that ends at as_of."""
+    """Writes the training rows of the window that ends at as_of, and of those that were missed."""
+    missed = missed_windows(run, settings)
+    reports = [join_window(replace(run, as_of=end), settings, run.as_of) for end in (*missed, run.as_of)]
+    rows = sum(report.rows_out for report in reports)
+    return Report(rows, rows, metrics={**reports[-1].metrics, "windows": float(len(reports))})
+
+
+def join_window(run: Run, settings: Settings, read_at: datetime) -> Report:
+    """Writes the training rows of the window that ends at run.as_of: of all that had arrived by then, also if only a
+    later ingest, up to read_at, brought it in."""
     start = run.as_of - timedelta(hours=run.config.window.hours)
-    log = log_between(run.tables, start, run.as_of, run.as_of)
+    log = log_between(run.tables, start, run.as_of, run.as_of, read_at)
     rows = log.select(*LOG_COLUMNS)
     if run.tables.exists("label_events"):
         events = run.tables.read("label_events").where(
-            (F.col("slice") > slice_of(start)) & (F.col("slice") <= run.slice) & (F.col("arrived_at") <= ts(run.as_of))
+            (F.col("slice") > slice_of(start))
+            & (F.col("slice") <= slice_of(read_at))
+            & (F.col("arrived_at") <= ts(run.as_of))
         )
         rows = with_late_labels(rows, events)
     periods = live_periods(run.tables, start, run.as_of, run.as_of)

@@ -1,8 +1,8 @@
 """Keeps tables and snapshots small: deletes old slices, compacts small files, vacuums, and removes old snapshots.
 
-A dry run unless maintain_tables.dry_run = false: it logs what it would do and changes nothing. What the jobs, the live
-snapshot, pinned snapshots and running readers need is never removed, whatever the retention says. Logical time decides
-which slices and snapshots are old; only VACUUM and readers' leases go by the wall clock, as file times do.
+With maintain_tables.dry_run = true it logs what it would do and changes nothing. What the jobs, the live snapshot,
+pinned snapshots and running readers need is never removed, whatever the retention says. Logical time decides which
+slices and snapshots are old; only VACUUM and readers' leases go by the wall clock, as file times do.
 """
 
 import logging
@@ -36,7 +36,7 @@ class Settings(Section):
     """The [maintain_tables] section."""
 
     section = "maintain_tables"
-    dry_run: bool = Field(True, description="Only say what would be done")
+    dry_run: bool = Field(False, description="Only say what would be done")
     tables: tuple[str, ...] = Field((), description="Only these tables; empty: all")
     retention_days: dict[str, float] = Field(
         default_factory=lambda: {

@@ -30,9 +30,11 @@ def log_before(
     return rows
 
 
-def log_between(tables: Tables, start: datetime, end: datetime, as_of: datetime) -> DataFrame:
-    """ranking_log rows with event_time in [start, end), as a run at as_of knows them."""
-    return log_before(tables, as_of).where(
+def log_between(
+    tables: Tables, start: datetime, end: datetime, as_of: datetime, read_at: datetime | None = None
+) -> DataFrame:
+    """ranking_log rows with event_time in [start, end), as a run at as_of knows them; read_at as in log_before."""
+    return log_before(tables, as_of, read_at=read_at).where(
         (F.col("slice") > slice_of(start)) & (F.col("event_time") >= ts(start)) & (F.col("event_time") < ts(end))
     )
 

@@ -82,11 +82,11 @@ def test_each_row_gets_what_the_snapshot_of_its_time_would_have_served(root, mak
     )
     fill("label_events", [event("stranger", "conversion", 1.0, AS_OF - hours(1), AS_OF + hours(1))], AS_OF + hours(6))
 
-    run, settings = make_run("join_features", AS_OF)
+    run, settings = make_run("join_features", AS_OF, "join_features.catch_up_hours=0")
     report = join_features.run(run, settings)
     found = {row.request_id: row for row in tables.read_slice("training_rows", AS_OF).collect()}
     assert set(found) == set(at) and (report.rows_in, report.rows_out) == (9, 9)
-    assert report.metrics == {"snapshots": 2}
+    assert report.metrics == {"snapshots": 2, "windows": 1}
 
     noon, six, _ = snapshots
     hour = 3600
@@ -144,6 +144,37 @@ def test_without_a_snapshot_rows_are_joined_with_nothing(make_run, fill, tables)
     assert (empty.rows_in, empty.rows_out) == (0, 0)
 
 
+def test_windows_that_were_missed_are_joined_as_they_would_have_been(make_run, fill, tables, snapshots):
+    """The window to 18:00 was never joined and its rows came in with the next ingest; its snapshot was live from 12:10.
+    The one to 12:00 had no snapshot."""
+    fill(
+        "ranking_log",
+        [
+            log_row(1, 10, NOON - hours(1), request_id="no snapshot yet"),
+            log_row(1, 10, SIX - hours(1), request_id="missed", arrived_at=SIX - hours(1)),
+            log_row(1, 11, SIX - hours(1), request_id="late", arrived_at=SIX + hours(1)),
+            log_row(1, 10, SIX + hours(1), request_id="own"),
+        ],
+        AS_OF,
+    )
+    report = join_features.run(*make_run("join_features", AS_OF))
+    found = {row.request_id: row for row in tables.read("training_rows").collect()}
+    assert {name: row.slice for name, row in found.items()} == {"missed": slice_of(SIX), "own": slice_of(AS_OF)}
+    assert (found["missed"].snapshot_id, found["own"].snapshot_id) == tuple(snapshots[:2])
+    assert decode([found["missed"].embedding])[0].tolist() == FIRST[1, 10]
+    assert (report.rows_out, report.metrics["windows"]) == (2, 2)
+
+    # Joined once, and not again: rows that arrive for it later stay out, as they would have.
+    again = join_features.run(*make_run("join_features", AS_OF))
+    assert (again.rows_out, again.metrics["windows"]) == (1, 1)
+
+
+def test_no_window_is_caught_up_when_told_so(make_run, fill, tables, snapshots):
+    fill("ranking_log", [log_row(1, 10, SIX - hours(1))], SIX)
+    report = join_features.run(*make_run("join_features", AS_OF, "join_features.catch_up_hours=0"))
+    assert (report.metrics["windows"], tables.slices("training_rows")) == (1, [])
+
+
 def test_a_snapshot_whose_files_are_gone_is_named(make_run, fill):
     fill("ranking_log", [log_row(1, 10, AS_OF - hours(1))], AS_OF)
     fill("snapshots", [snapshot_row("lost", AS_OF - hours(6))], AS_OF - hours(6))
@@ -196,7 +227,7 @@ def test_vectors_logged_online_are_compared_to_the_bit(make_run, fill, tables, s
     ]
     fill("ranking_log", rows, AS_OF)
     report = join_features.run(*make_run("join_features", AS_OF))
-    assert report.metrics == {"snapshots": 2, "logged_vectors": 5, "mismatch_rate": pytest.approx(3 / 5)}
+    assert report.metrics == {"snapshots": 2, "windows": 2, "logged_vectors": 5, "mismatch_rate": pytest.approx(3 / 5)}
     with pytest.raises(RunFailed, match=r"3 of 5 rows have another vector .*max_mismatch_rate = 0\.59"):
         join_features.run(*make_run("join_features", AS_OF, "join_features.max_mismatch_rate=0.59"))
     assert tables.read_slice("training_rows", AS_OF).count() == 6

@@ -161,7 +161,8 @@ def test_what_is_needed_survives_and_the_rest_goes(make_run, tables, fill, root,
         "maintain_tables.snapshot_days=0.5",
     ]
     before = everything_below(root)
-    planned = maintain_tables.run(*make_run("maintain_tables", AS_OF, *overrides)).metrics
+    only_said = (*overrides, "maintain_tables.dry_run=true")
+    planned = maintain_tables.run(*make_run("maintain_tables", AS_OF, *only_said)).metrics
     assert everything_below(root) == before
     # 20 days and 66 h are past the 60 h that are needed; of the histories, all before the checkpoint of 12 days ago.
     assert (planned["dry_run"], planned["slices_deleted"], planned["snapshots_removed"]) == (1.0, 3.0, 2.0)
@@ -174,7 +175,6 @@ def test_what_is_needed_survives_and_the_rest_goes(make_run, tables, fill, root,
         os.utime(file, (time.time() - 10 * 86400,) * 2)
     version = spark.sql(f"DESCRIBE HISTORY delta.`{path}`").agg(F.max("version")).first()[0]
     monkeypatch.setattr(maintain_tables, "wall_clock", lambda: datetime.now(UTC) + days(10))
-    overrides.append("maintain_tables.dry_run=false")
     done = maintain_tables.run(*make_run("maintain_tables", AS_OF, *overrides)).metrics
     assert (done["slices_deleted"], done["snapshots_removed"], done["snapshots_kept"]) == (3.0, 2.0, 4.0)
     left = [AS_OF - hours(60), finished, current_slice]
@@ -206,7 +206,6 @@ def test_a_job_beside_it_reads_whole_slices_and_no_row_is_lost(make_run, tables,
     run, settings = make_run(
         "maintain_tables",
         AS_OF,
-        "maintain_tables.dry_run=false",
         "maintain_tables.max_files_per_slice=1",
         'maintain_tables.tables=["pair_embeddings", "user_embeddings"]',
     )
