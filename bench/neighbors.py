@@ -6,9 +6,9 @@ Clustered vectors x 64 (a thousand clusters of log-normal size, their spread of 
 the user embeddings of a demo's storage root. Ours is the whole job at its defaults, from Delta tables to a Delta table,
 choosing the probes included, in a session that has run before; the peer's is reading, training, filling, searching and
 writing Parquet, its tuning not included. The peer is tuned once the job has run once, to the job's recall less half a
-point (the tuning's sample is another), at least 0.95. They run in turn; the figures are medians. Recall@10 is of 1,000 users against
-exact search. Task memory is the largest resident set of any Python worker. autofaiss is a further peer where
---autofaiss names a Python that has it.
+point (the tuning's sample is another), at least 0.95. They run in turn; the figures are medians. Recall@10 is of 1,000
+users against exact search. Task memory is the largest resident set of any Python worker. autofaiss is a further peer
+where --autofaiss names a Python that has it.
 """
 
 import json

@@ -43,10 +43,9 @@ HALF = 0.5
 Pair = tuple[Rows, Rows]  # to train on, to evaluate on
 
 
-def kept(rows: Rows, part: int, share: float) -> Rows:
-    """A random share keeps its pair; a share includes the rows of every smaller one."""
-    gone = np.random.default_rng(part).random(len(rows)) >= share
-    return rows.without(gone, np.zeros(len(rows), bool))
+def kept(rows: Rows, draw: np.ndarray, share: float) -> Rows:
+    """A random share keeps its pair (draw: each row's own number in [0, 1)); a share includes every smaller one."""
+    return rows.without(draw >= share, np.zeros(len(rows), bool))
 
 
 def each(rows: Pair, change: Callable[[Rows, int], Rows]) -> Pair:
@@ -68,9 +67,10 @@ class Bench:
     schedule: Schedule
     cache: Path | None
 
-    def rows(self, age: int = 0, dimension: int = 32) -> tuple[Rows, np.ndarray, ModelSays]:
-        """The small models' rows, their users, and what a model says of them that was trained until `age` hours before
-        the start. With a cache, a model that is there is not trained again."""
+    def rows(self, age: int = 0, dimension: int = 32) -> tuple[Rows, np.ndarray, ModelSays, np.ndarray]:
+        """The small models' rows, their users, what a model says of them that was trained until `age` hours before
+        the start, and a random number in [0, 1) a row: those below HALF were bought, and are what user means are of.
+        With a cache, a model that is there is not trained again."""
         with tempfile.TemporaryDirectory() as made:
             base = (self.cache or Path(made)) / f"{self.world}-{age}-{dimension}"
             losses = {}
@@ -93,7 +93,8 @@ class Bench:
                 losses[folder] = float((folder / "loss").read_text())
             best = min(losses, key=lambda folder: losses[folder])
             said = model_says(self.log, load_model(best), self.plan.size, self.start)
-        return *rows_of(self.log, said, self.start), said
+            draw = np.random.default_rng(0).random(len(said.place))
+        return *rows_of(self.log, said, self.start, draw < HALF), said, draw
 
 
 def evaluate(world: str, seeds: int, quick: bool, sweeps: bool, cache: Path | None) -> list[Figure]:
@@ -110,8 +111,8 @@ def evaluate(world: str, seeds: int, quick: bool, sweeps: bool, cache: Path | No
         Schedule(epochs=1) if quick else Schedule(),
         cache,
     )
-    rows, user, said = bench.rows()
-    found = compare(said, rows, user, said.time < bench.split, seeds, bench.schedule)
+    rows, user, said, draw = bench.rows()
+    found = compare(said, rows, user, draw, said.time < bench.split, seeds, bench.schedule)
     if sweeps:
         sweep_models(bench, found)
     show(world, found)
@@ -123,9 +124,12 @@ def sweep_models(bench: Bench, found: Found) -> None:
     settings = {("model_age_hours", str(age)): {"age": age} for age in (0, *MODEL_AGES)}
     settings |= {("dimension", str(size)): {"dimension": size} for size in (*DIMENSIONS, 32)}
     for (sweep, setting), options in settings.items():
-        rows, user, said = bench.rows(**options)
+        rows, user, said, draw = bench.rows(**options)
         early = said.time < bench.split
-        parts = each((rows.take(early), rows.take(~early)), lambda part, place: kept(part, place, HALF))
+        draws = draw[early], draw[~early]
+        parts = each(
+            (rows.take(early), rows.take(~early)), lambda part, place, draws=draws: kept(part, draws[place], HALF)
+        )
         given = {
             key: np.stack(
                 [
@@ -141,10 +145,19 @@ def sweep_models(bench: Bench, found: Found) -> None:
                 found[sweep, setting, one.model, one.feature_set, one.metric] = one
 
 
-def compare(said: ModelSays, rows: Rows, user: np.ndarray, early: np.ndarray, seeds: int, schedule: Schedule) -> Found:
+def compare(
+    said: ModelSays,
+    rows: Rows,
+    user: np.ndarray,
+    draw: np.ndarray,
+    early: np.ndarray,
+    seeds: int,
+    schedule: Schedule,
+) -> Found:
     """Trains every small model and measures it on the later rows."""
     full: Pair = rows.take(early), rows.take(~early)
-    half = each(full, lambda part, place: kept(part, place, HALF))
+    draws = draw[early], draw[~early]
+    half = each(full, lambda part, place: kept(part, draws[place], HALF))
     pairs = each(full, lambda part, _: part.only_tiers([PAIR]))
     half_pairs = each(half, lambda part, _: part.only_tiers([PAIR]))
     label, user = rows.label[~early], np.unique(user[~early], return_inverse=True)[1]
@@ -173,7 +186,7 @@ def compare(said: ModelSays, rows: Rows, user: np.ndarray, early: np.ndarray, se
 
     add("main", "", predictions)
     for share in SHARES:
-        made = predict("embeddings", each(pairs, lambda part, place, share=share: kept(part, place, share)))
+        made = predict("embeddings", each(pairs, lambda part, place, share=share: kept(part, draws[place], share)))
         add("coverage", f"{share:g}", {BASE: predictions[BASE], ("vm", "embeddings"): made}, "embeddings")
     alone = predict("embeddings", half_pairs)
     for setting, made in (("pair", alone), ("pair + user_mean", predictions["vm", "embeddings"])):

@@ -189,11 +189,14 @@ def _answers(
     return vector, 1 / (1 + np.exp(-logit))
 
 
-def rows_of(log: Interactions, said: ModelSays, start: int) -> tuple[Rows, Int64]:
-    """The small model's rows, each with its own pair's vector and the user's mean if there is one, and their users."""
+def rows_of(log: Interactions, said: ModelSays, start: int, bought: npt.NDArray[np.bool_]) -> tuple[Rows, Int64]:
+    """The small model's rows, each with its own pair's vector and the user's mean if there is one, and their users.
+
+    bought: the rows [n] whose pair's vector counts in the means of later windows: a pipeline knows no others.
+    """
     user, item_id = log.user[said.place], log.item_id[said.place]
     item, count = log.items.rows_of(item_id), len(said.place)
-    mean, newest = _user_means(user, (said.known - start) // WINDOW, said.vector)
+    mean, newest = _user_means(user, (said.known - start) // WINDOW, said.vector, bought)
     has = newest >= 0
     counts = np.expm1(log.states(user, said.known, "demo").counts).round().astype(np.int64)
     served = Lookup(
@@ -218,12 +221,15 @@ def rows_of(log: Interactions, said: ModelSays, start: int) -> tuple[Rows, Int64
     return make_rows(context, log.items, served, label, said.click.astype(np.float32)), user
 
 
-def _user_means(user: Int64, window: Int64, vector: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], Int64]:
-    """Mean vector of each row's user over the windows before the row's, and the last window in it, -1 for none."""
+def _user_means(
+    user: Int64, window: Int64, vector: npt.NDArray[np.float32], bought: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.float32], Int64]:
+    """Mean vector of each row's user over the bought rows of the windows before the row's, and the last window in it, -1
+    for none."""
     shape = (int(user.max()) + 1, int(window.max()) + 1)
     sums, sizes = np.zeros((*shape, vector.shape[1])), np.zeros(shape)
-    np.add.at(sums, (user, window), vector)
-    np.add.at(sizes, (user, window), 1)
+    np.add.at(sums, (user[bought], window[bought]), vector[bought])
+    np.add.at(sizes, (user[bought], window[bought]), 1)
     total, size, newest = np.zeros((len(user), vector.shape[1])), np.zeros(len(user)), np.full(len(user), -1)
     for back in range(MEAN_WINDOWS, 0, -1):
         there = np.flatnonzero(window >= back)

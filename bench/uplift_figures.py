@@ -1,5 +1,6 @@
 """What bench/uplift.py and bench/transfer.py print of an evaluation, and the targets that they judge it by."""
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -47,6 +48,8 @@ def judged(world: str, found: Found) -> Iterator[Figure]:
     # To the foundation model at the slice's start, and to the one with fresh histories; null where it has no advantage.
     for metric, teacher in (("transfer_ratio", "slice start"), ("transfer_ratio_fresh", "fresh")):
         ratio, soft = of(metric, "embeddings"), of(metric, "distillation")
+        if ratio and ratio.value is None:  # the model is not surely better than the base: its note says so
+            yield Figure(f"{world}: transfer ratio of embeddings, {teacher} model", math.nan, "not stated", 0.42, False)
         if ratio and soft and ratio.value is not None and soft.value is not None:
             yield at_least(f"{world}: transfer ratio of embeddings, {teacher} model", ratio.value, "", 0.42)
             yield at_least(f"{world}: less twice that of soft labels", ratio.value - 2 * soft.value, "", 0.0)
@@ -60,6 +63,7 @@ def judged(world: str, found: Found) -> Iterator[Figure]:
     shuffled = of("rll", "shuffled")
     if shuffled:
         yield at_most(f"{world}: gain of the shuffled control, lower end", -shuffled.ci_high, "% of log loss", 0.0)
+        yield at_most(f"{world}: harm of the shuffled control, lower end", shuffled.ci_low, "% of log loss", 0.0)
     added = of("rll_added", "embeddings", "tier", "pair + user_mean")
     if added:
         yield at_most(f"{world}: what the user mean adds to the pairs, upper end", added.ci_high, "% of log loss", 0.0)
