@@ -224,7 +224,7 @@ def rows_of(log: Interactions, said: ModelSays, start: int, bought: npt.NDArray[
 def _user_means(
     user: Int64, window: Int64, vector: npt.NDArray[np.float32], bought: npt.NDArray[np.bool_]
 ) -> tuple[npt.NDArray[np.float32], Int64]:
-    """Mean vector of each row's user over the bought rows of the windows before the row's, and the last window in it, -1
+    """Mean vector of each row's user over the bought rows of the windows before it, and the last window in it, -1
     for none."""
     shape = (int(user.max()) + 1, int(window.max()) + 1)
     sums, sizes = np.zeros((*shape, vector.shape[1])), np.zeros(shape)
