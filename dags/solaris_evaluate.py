@@ -8,10 +8,14 @@ intervals go to `vm_evaluations` and the report.
 ## When it runs
 On demand, and when the asset `solaris_released_model` is updated: whoever puts a model of their own below
 `models/foundation/` creates an event of that asset, in the UI or with
-`POST /api/v2/assets/events`. Such a run evaluates the released model and skips `train_foundation`.
+`POST /api/v2/assets/events`. Such a run skips `train_foundation`.
+
+The figures are of the model version that served most rows of the last `evaluate_uplift.train_hours` + `eval_hours`,
+and of rows after its training. A model that was released or trained just now has served none: trigger once more when
+it has served that long.
 
 ## Parameters
-`train` off evaluates the latest model as it is. `as_of` is the logical time, by default the last full hour. `dataset`,
+`train` off trains no new model. `as_of` is the logical time, by default the last full hour. `dataset`,
 `config` and `settings` choose and override the configuration, for example `evaluate_uplift.seeds=5`.
 
 ## When something fails
@@ -29,7 +33,7 @@ TRAIN = Param(
     True,
     type="boolean",
     title="Train the reference model",
-    description="Off: evaluate the latest foundation model below models/foundation/.",
+    description="Off: no new foundation model below models/foundation/.",
 )
 
 
@@ -37,7 +41,7 @@ def check_training(context: dict[str, Any]) -> None:
     """Skips training if the run is not meant to train: Param train is off, or a released model triggered it."""
     check_time(context)
     if not context["params"]["train"] or context["dag_run"].run_type == "asset_triggered":
-        raise AirflowSkipException("the latest foundation model is evaluated as it is")
+        raise AirflowSkipException("no new foundation model is wanted: evaluating what served")
 
 
 PARAMS = {"train": TRAIN, **common_params()}

@@ -175,7 +175,7 @@ def run(run: Run, settings: Settings) -> Report:
         hot = settings.hot_rows_a_day * hours / 24
         items = items_at(run.tables, run.as_of)
         rows = with_segments(rows, histories_at(run.tables, start), hot, items, settings.new_item_hours)
-    periods = live_periods(run.tables, start, run.as_of, run.as_of)
+    periods = live_periods(run, start, run.as_of)
     answered = served(rows, periods, run.config, vectors=False).persist()
     try:
         written = run.write(audit(answered, start, run.as_of), "coverage_audit")

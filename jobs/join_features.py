@@ -78,7 +78,7 @@ def missed_windows(run: Run, settings: Settings) -> list[datetime]:
     ends = steps(run.as_of - count * window, run.as_of, run.config.window.hours)[:-1]
     if not ends:
         return []
-    live = live_periods(run.tables, ends[0] - window, run.as_of, run.as_of)
+    live = live_periods(run, ends[0] - window, run.as_of)
     joined = set(run.tables.slices("training_rows"))
     return [end for end in ends if live and micros(end) > live[0].live_from and slice_of(end) not in joined]
 
@@ -104,7 +104,7 @@ def join_window(run: Run, settings: Settings, read_at: datetime) -> Report:
             & (F.col("arrived_at") <= ts(run.as_of))
         )
         rows = with_late_labels(rows, events)
-    periods = live_periods(run.tables, start, run.as_of, run.as_of)
+    periods = live_periods(run, start, run.as_of)
     written = run.write(served(rows, periods, run.config, vectors=True), "training_rows")
     metrics = {"snapshots": float(len(periods))}
     logged = log.where(F.col("served_embedding").isNotNull()).select("request_id", "item_id", "served_embedding")

@@ -77,7 +77,7 @@ def trained_experiment(run: Run, settings: Settings, found: Collected, span: Spa
         for name in sorted(set(FEATURES.values()))
     }
     end = run.as_of + timedelta(hours=run.config.window.hours)
-    periods = live_periods(run.tables, run.as_of, end, run.as_of)
+    periods = live_periods(run, run.as_of, end)
     counts = item_counts(run.tables, [run.as_of], settings.counter_hours).toArrow()  # one row an item of the world
     return Experiment(
         parameters=world_parameters(run),

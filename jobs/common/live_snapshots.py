@@ -10,10 +10,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, FloatType, IntegerType, StringType, StructType
 
-from jobs.common.clock import from_micros, micros, slice_of
+from jobs.common.clock import from_micros, micros
 from jobs.common.config import Config
 from jobs.common.errors import UserError
-from jobs.common.tables import Tables
+from jobs.common.runs import Run
+from jobs.common.snapshots import rollbacks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,15 +29,15 @@ class Period:
     model_version: str
 
 
-def live_periods(tables: Tables, start: datetime, end: datetime, as_of: datetime) -> list[Period]:
-    """The periods of [start, end) in order, as a run at as_of knows them; the first may have begun before start.
+def live_periods(run: Run, start: datetime, end: datetime) -> list[Period]:
+    """The periods of [start, end) in order, as the run at its as_of knows them; the first may have begun before start.
 
-    Where two snapshots go live at the same moment the one of the later slice wins. One row per export run reaches the
-    driver.
+    Where two snapshots go live at the same moment the one of the later slice wins. A rollback begins a period of the
+    snapshot that it went back to. One row per export run reaches the driver.
     """
     rows = (
-        tables.read("snapshots")
-        .where(F.col("slice") <= slice_of(as_of))
+        run.tables.read("snapshots")
+        .where(F.col("slice") <= run.slice)
         .select(F.unix_micros("live_from").alias("live_from"), "slice", "snapshot_id", "model_version")
         .collect()
     )
@@ -44,6 +45,10 @@ def live_periods(tables: Tables, start: datetime, end: datetime, as_of: datetime
     for row in sorted(rows, key=lambda row: (row.live_from, row.slice, row.snapshot_id)):
         if row.live_from < micros(end):
             latest[row.live_from] = Period(row.live_from, row.snapshot_id, row.model_version)
+    versions = {row.snapshot_id: row.model_version for row in rows}
+    for moved_at, name in rollbacks(run.config.path("snapshots")):
+        if moved_at < min(end, run.as_of) and name in versions:
+            latest[micros(moved_at)] = Period(micros(moved_at), name, versions[name])
     begun = [moment for moment in latest if moment <= micros(start)]
     first = max(begun, default=micros(start))
     return [period for moment, period in sorted(latest.items()) if moment >= first]

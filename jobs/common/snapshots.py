@@ -27,6 +27,8 @@ from solaris_udf.snapshot.pull import pull
 from solaris_udf.snapshot.reader import Snapshot
 from solaris_udf.snapshot.storage import LocalStorage
 
+# Below the snapshots folder: a line for each time that CURRENT was moved by hand, "2026-01-03T06:10:00.000000Z ID".
+ROLLBACKS = "ROLLBACKS"
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -187,7 +189,8 @@ def unpin(root: str | Path, snapshot_id: str) -> None:
 def rollback(root: str | Path, snapshot_id: str | None = None) -> str:
     """Moves CURRENT to a snapshot, by default the one before the live one, after verifying it in full. Returns its id.
 
-    The next export of a later as_of moves CURRENT on again: stop the schedule first if it must stay.
+    The next export of a later as_of moves CURRENT on again: stop the schedule first if it must stay. The move is noted
+    in the file ROLLBACKS, so that joins and audits know what served from then on.
     """
     storage = _folder(root)
     with storage.lock():
@@ -201,7 +204,22 @@ def rollback(root: str | Path, snapshot_id: str | None = None) -> str:
         _existing(storage, target)
         Snapshot.open(root, pin=target, verify="full", engine="numpy")
         set_current(storage, target)
+        moved = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ} {target}\n"
+        storage.replace_text(ROLLBACKS, (storage.read_text(ROLLBACKS) or "") + moved)
     return target
+
+
+@_one_error
+def rollbacks(root: str | Path) -> list[tuple[datetime, str]]:
+    """When CURRENT was moved by hand, and to which snapshot, in order. Raises UserError for a line that is not one."""
+    found = []
+    for line in (LocalStorage(root).read_text(ROLLBACKS) or "").splitlines():
+        moment, _, name = line.strip().partition(" ")
+        try:
+            found.append((datetime.fromisoformat(moment).astimezone(UTC), name))
+        except ValueError:
+            raise UserError(f"{Path(root) / ROLLBACKS}: {line[:80]!r} is not a time and a snapshot id") from None
+    return sorted(found)
 
 
 @_one_error

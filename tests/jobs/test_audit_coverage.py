@@ -201,14 +201,41 @@ def test_the_audit_counts_every_row_once_per_group_and_reconciles_the_prediction
         for title, query in zip(re.findall(r"^## (.*)$", text, re.MULTILINE), queries, strict=True)
     }
     assert len(answers) == 10
-    coverage = answers["Coverage of each window"]
-    assert [(row.rows, row.coverage) for row in coverage] == [(9, pytest.approx(0.6667))]
-    tiers = {row.tier: (row.rows, row.cumulative_share) for row in answers["What each tier adds"]}
-    assert tiers == {
-        "pair": (4, pytest.approx(0.4444)),
-        "user_mean": (2, pytest.approx(0.6667)),
-        "none": (3, pytest.approx(1.0)),
-    }
+
+    def answered(title, *names):
+        return [tuple(row[name] for name in names) for row in answers[title]]
+
+    assert answered("Coverage of each window", "rows", "coverage") == [(9, 0.6667)]
+    assert answered("What each tier adds", "tier", "rows", "share", "cumulative_share") == [
+        ("pair", 4, 0.4444, 0.4444),
+        ("user_mean", 2, 0.2222, 0.6667),
+        ("none", 3, 0.3333, 1.0),
+    ]
+    # shown: a pair and two means of five rows
+    both = answered("Scored rows against shown rows", "scored_coverage", "shown_coverage")
+    assert both == [(0.6667, 0.6)]
+    # The surface that is called all can't be told from the sum.
+    surfaces = answered("Coverage by surface", "surface", "rows", "pair_coverage", "coverage")
+    assert surfaces == [("feed", 6, 0.5, 0.6667), ("reels", 2, 0.5, 1.0)]
+    segments = answered("Which users and items are left out", "segment", "rows", "coverage", "pair_coverage")
+    assert segments == [
+        ("user:hot", 7, 0.8571, 0.5714),
+        ("item:new", 4, 0.75, 0.5),
+        ("item:regular", 4, 0.5, 0.5),
+        ("item:unknown", 1, 1.0, 0.0),
+        ("user:new", 1, 0.0, 0.0),
+        ("user:regular", 1, 0.0, 0.0),
+    ]
+    # pair: 20, 20, 60 and 210 minutes; user_mean: 30 and 200
+    ages = answered("How old the served embeddings are", "tier", "mean_age_hours", "worst_p90_age_hours")
+    assert ages == [("pair", 1.29, 3.5), ("user_mean", 1.92, 3.33)]
+    each = answered("Coverage of each snapshot", "snapshot_id", "rows", "coverage")
+    assert each == [(first, 5, 0.8), (second, 3, 0.6667)]
+    names = ("predicted", "covered_rows", "expected_rows", "outcome_to_forecast", "realised_coverage")
+    assert answered("Forecast against outcome", *names) == [(5, 7, 5.0, 1.4, 0.7778)]
+    names = ("computed", "hit", "wasted", "wasted_share", "seconds")
+    assert answered("What the wasted work costs", *names) == [(3, 2, 1, 0.3333, None)]
+    assert answered("Drift against the week before", "coverage", "against_week") == [(0.6667, None)]
 
 
 def test_a_coverage_below_the_limit_fails_after_the_audit_is_written(make_run, tables, window):

@@ -182,20 +182,32 @@ def test_a_snapshot_whose_files_are_gone_is_named(make_run, fill):
         join_features.run(*make_run("join_features", AS_OF))
 
 
-def test_periods_are_those_that_cover_the_window(fill, tables):
+def test_periods_are_those_that_cover_the_window(fill, make_run, root):
     for name, back in (("a", 30), ("b", 12), ("c", 6), ("d", 3)):
         fill("snapshots", [snapshot_row(name, AS_OF - hours(back - 1))], AS_OF - hours(back))
     fill("snapshots", [snapshot_row("e", AS_OF - hours(2))], AS_OF - hours(2.5))  # same moment as d, a later slice
     fill("snapshots", [snapshot_row("f", AS_OF)], AS_OF)
 
     def names(start, end, as_of=AS_OF):
-        return [period.snapshot_id for period in live_periods(tables, start, end, as_of)]
+        run, _ = make_run("join_features", as_of)
+        return [period.snapshot_id for period in live_periods(run, start, end)]
 
     assert names(AS_OF - hours(6), AS_OF) == ["b", "c", "e"]
     assert names(AS_OF - hours(5), AS_OF) == ["c", "e"]
     assert names(AS_OF - hours(40), AS_OF - hours(11)) == ["a"]
     assert names(AS_OF - hours(60), AS_OF - hours(50)) == []
     assert names(AS_OF - hours(6), AS_OF, AS_OF - hours(4)) == ["b", "c"]
+
+    # Between c and e somebody went back to b, and, after e, to a snapshot that no run exported.
+    moved = "".join(f"{(AS_OF - hours(back)).isoformat()} {name}\n" for back, name in ((4, "b"), (1, "foreign")))
+    (root / "snapshots").mkdir()
+    (root / "snapshots" / "ROLLBACKS").write_text(moved)
+    assert names(AS_OF - hours(6), AS_OF) == ["b", "c", "b", "e"]
+    assert names(AS_OF - hours(3), AS_OF - hours(2.5)) == ["b"]
+    assert names(AS_OF - hours(6), AS_OF, AS_OF - hours(4)) == ["b", "c"]  # not yet
+    (root / "snapshots" / "ROLLBACKS").write_text("b\n")
+    with pytest.raises(UserError, match="ROLLBACKS: 'b' is not a time and a snapshot id"):
+        names(AS_OF - hours(6), AS_OF)
 
 
 def test_the_period_of_a_time_is_the_last_that_began(spark):

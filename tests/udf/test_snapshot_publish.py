@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -311,6 +312,9 @@ def test_pin_rollback_diff_and_gc(tmp_path):
     ]
     assert snapshots.rollback(tmp_path) == names[3]
     assert snapshots.rollback(tmp_path, names[2]) == names[2]
+    moments, moved = zip(*snapshots.rollbacks(tmp_path), strict=True)
+    assert moved == (names[3], names[2])
+    assert datetime.now(UTC) - timedelta(minutes=5) < moments[0] <= moments[1] <= datetime.now(UTC)
     assert answer(tmp_path) == [0, 0] or snapshots.inspect(tmp_path)["snapshot_id"] == names[2]
     with pytest.raises(UserError, match="there is no snapshot 'x'"):
         snapshots.rollback(tmp_path, "x")
