@@ -1,12 +1,13 @@
 """Audits a window that has passed: which rows found an embedding, from which tier, and what the predicted pairs became.
 
 Replays the ranking log of [as_of - window.hours, as_of), as known at as_of, against the snapshot that was live at each
-row's time, through the reader that serves online. Writes coverage_audit (per surface, population, segment and tier)
+row's time, through the reader that serves online; also earlier windows that no run audited. Writes coverage_audit (per surface, population, segment and tier)
 and, for the predict_pairs slice whose window this was, precompute_ledger. Works from the Delta tables and the
 snapshots' files alone. A coverage below a configured limit or far below the trailing week's, or an outcome far below
 its forecast, fails the run after the audit is written.
 """
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,7 +18,7 @@ from pyspark.sql import functions as F
 from jobs.common.clock import slice_of, ts
 from jobs.common.config import Section
 from jobs.common.errors import RunFailed
-from jobs.common.live_snapshots import live_periods, served
+from jobs.common.live_snapshots import live_periods, missed_windows, served
 from jobs.common.log import histories_at, items_at, log_between
 from jobs.common.main import main
 from jobs.common.runs import Report, Run
@@ -44,6 +45,11 @@ class Settings(Section):
     )
     min_outcome: float = Field(
         0.0, ge=0, description="Least covered rows as a multiple of those forecast for the predicted pairs"
+    )
+    catch_up_hours: float = Field(
+        48.0,
+        ge=0,
+        description="Windows that end in this many hours before as_of and were never audited are audited too",
     )
     segments: bool = Field(True, description="Also count new, regular and hot users apart, and new items")
     hot_rows_a_day: float = Field(300.0, gt=0, description="Scored rows a day, in the window, from which a user is hot")
@@ -163,11 +169,28 @@ def reconcile(candidates: DataFrame, embedded: DataFrame, scored: DataFrame, pre
 
 
 def run(run: Run, settings: Settings) -> Report:
-    """Writes the audit of the window that ends at as_of, and its ledger row."""
+    """Writes the audits and ledger rows of the window that ends at as_of and of those missed; judges its own."""
+    reports: list[Report] = []
+    faults: list[str] = []
+    for end in (*missed_windows(run, "coverage_audit", settings.catch_up_hours), run.as_of):
+        report, faults = audit_window(replace(run, as_of=end), settings, run.as_of)
+        reports.append(report)
+    if faults:
+        raise RunFailed(
+            f"audit_coverage {run.slice}: {'; '.join(faults)}; the audit is "
+            f"written, see coverage_audit where slice = '{run.slice}'"
+        )
+    metrics = {**reports[-1].metrics, "windows": float(len(reports))}
+    return Report(sum(each.rows_in for each in reports), sum(each.rows_out for each in reports), metrics=metrics)
+
+
+def audit_window(run: Run, settings: Settings, read_at: datetime) -> tuple[Report, list[str]]:
+    """Writes the audit of the window that ends at run.as_of, and its ledger row: of all log rows that had arrived by
+    then, also if only a later ingest, up to read_at, brought them in. Returns what the limits find wrong, too."""
     hours = run.config.window.hours
     start = run.as_of - timedelta(hours=hours)
     rows = (
-        log_between(run.tables, start, run.as_of, run.as_of)
+        log_between(run.tables, start, run.as_of, run.as_of, read_at)
         .select("user_id", "item_id", "event_time", "surface", "shown")
         .withColumn("segments", F.array().cast("array<string>"))
     )
@@ -188,8 +211,8 @@ def run(run: Run, settings: Settings) -> Report:
         metrics["outcome_to_forecast"] = outcome
     if week is not None and totals:
         metrics["coverage_week"] = week
-    _check(run, settings, totals, week, outcome)
-    return Report(rows_in=sum(row["rows"] for row in totals), rows_out=written, metrics=metrics)
+    faults = _faults(run, settings, totals, week, outcome)
+    return Report(rows_in=sum(row["rows"] for row in totals), rows_out=written, metrics=metrics), faults
 
 
 def _write_ledger(run: Run, scored: DataFrame, predicted_at: datetime) -> float | None:
@@ -246,13 +269,13 @@ def _metrics(totals: list[dict[str, Any]]) -> dict[str, float]:
     return {"rows": sum(row["rows"] for row in totals), "coverage": _share(totals, *tiers), **shares} if totals else {}
 
 
-def _check(
+def _faults(
     run: Run, settings: Settings, totals: list[dict[str, Any]], week: float | None, outcome: float | None
-) -> None:
-    """Judges only rows that a live snapshot could have answered, so that a first window passes."""
+) -> list[str]:
+    """What is past a limit. Only rows that a live snapshot could have answered count, so that a first window passes."""
     judged = [row for row in totals if row["snapshot_id"] != "none"]
     if sum(row["rows"] for row in judged) < run.config.quality.min_rows_for_rate:
-        return
+        return []
     coverage = _share(judged, *sorted({row["tier"] for row in judged} - NOT_THEIRS))
     found = {"min_coverage": coverage, "min_pair_coverage": _share(judged, "pair")}
     faults = [
@@ -270,11 +293,7 @@ def _check(
             f"covered rows are {outcome:.3f} times those forecast, less than audit_coverage.min_outcome = "
             f"{settings.min_outcome}"
         )
-    if faults:
-        raise RunFailed(
-            f"audit_coverage {run.slice}: {'; '.join(faults)}; the audit is "
-            f"written, see coverage_audit where slice = '{run.slice}'"
-        )
+    return faults
 
 
 if __name__ == "__main__":

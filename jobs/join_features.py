@@ -15,10 +15,10 @@ from pydantic import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs.common.clock import micros, slice_of, steps, ts
+from jobs.common.clock import slice_of, ts
 from jobs.common.config import Section
 from jobs.common.errors import RunFailed
-from jobs.common.live_snapshots import live_periods, served
+from jobs.common.live_snapshots import live_periods, missed_windows, served
 from jobs.common.log import log_between
 from jobs.common.main import main
 from jobs.common.runs import Report, Run
@@ -71,21 +71,9 @@ def consistency(rows: DataFrame, logged: DataFrame) -> DataFrame:
     )
 
 
-def missed_windows(run: Run, settings: Settings) -> list[datetime]:
-    """Ends of the windows before the run's own that were never joined though a snapshot was live, oldest first."""
-    window = timedelta(hours=run.config.window.hours)
-    count = int(timedelta(hours=settings.catch_up_hours) / window)
-    ends = steps(run.as_of - count * window, run.as_of, run.config.window.hours)[:-1]
-    if not ends:
-        return []
-    live = live_periods(run, ends[0] - window, run.as_of)
-    joined = set(run.tables.slices("training_rows"))
-    return [end for end in ends if live and micros(end) > live[0].live_from and slice_of(end) not in joined]
-
-
 def run(run: Run, settings: Settings) -> Report:
     """Writes the training rows of the window that ends at as_of, and of those that were missed."""
-    missed = missed_windows(run, settings)
+    missed = missed_windows(run, "training_rows", settings.catch_up_hours)
     reports = [join_window(replace(run, as_of=end), settings, run.as_of) for end in (*missed, run.as_of)]
     rows = sum(report.rows_out for report in reports)
     return Report(rows, rows, metrics={**reports[-1].metrics, "windows": float(len(reports))})

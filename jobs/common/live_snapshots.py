@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,9 +10,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, FloatType, IntegerType, StringType, StructType
 
-from jobs.common.clock import from_micros, micros
+from jobs.common.clock import from_micros, micros, slice_of
 from jobs.common.config import Config
 from jobs.common.errors import UserError
+from jobs.common.log import log_between
 from jobs.common.runs import Run
 from jobs.common.snapshots import rollbacks
 
@@ -52,6 +53,25 @@ def live_periods(run: Run, start: datetime, end: datetime) -> list[Period]:
     begun = [moment for moment in latest if moment <= micros(start)]
     first = max(begun, default=micros(start))
     return [period for moment, period in sorted(latest.items()) if moment >= first]
+
+
+def missed_windows(run: Run, table: str, hours: float) -> list[datetime]:
+    """Ends of the windows that end in the hours before the run's as_of, had a live snapshot and rows in the log, and
+    have no slice in a table, oldest first: what earlier runs should have written."""
+    window = timedelta(hours=run.config.window.hours)
+    ends = [run.as_of - back * window for back in range(int(timedelta(hours=hours) / window), 0, -1)]
+    live = live_periods(run, ends[0] - window, run.as_of) if ends else []
+    if not live:
+        return []
+    there = set(run.tables.slices(table))
+    missing = [end for end in ends if micros(end) > live[0].live_from and slice_of(end) not in there]
+    if not missing:
+        return []
+    start = missing[0] - window
+    rows = log_between(run.tables, start, missing[-1], run.as_of)
+    place = F.floor((F.unix_micros("event_time") - micros(start)) / (window // timedelta(microseconds=1)))
+    filled = {row.place for row in rows.select(place.alias("place")).distinct().collect()}  # bounded by hours / window
+    return [end for end in missing if (end - window - start) // window in filled]
 
 
 def period_index(periods: Sequence[Period], time: Column) -> Column:

@@ -5,8 +5,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from pyspark.sql import functions as F
 
 from jobs import audit_coverage
+from jobs.common.clock import slice_of
 from jobs.common.errors import RunFailed
 from tests.conftest import AS_OF, hours, log_row
 from tests.jobs.snapshots import Pair, User, snapshot_row, vector, write_snapshot
@@ -160,6 +162,7 @@ def test_the_audit_counts_every_row_once_per_group_and_reconciles_the_prediction
 
     assert report.rows_in == 9 and report.metrics == {
         "rows": 9,
+        "windows": 1,
         "coverage": pytest.approx(6 / 9),
         "coverage_pair": pytest.approx(4 / 9),
         "coverage_user_mean": pytest.approx(2 / 9),
@@ -238,6 +241,24 @@ def test_the_audit_counts_every_row_once_per_group_and_reconciles_the_prediction
     assert answered("Drift against the week before", "coverage", "against_week") == [(0.6667, None)]
 
 
+def test_a_window_that_no_run_audited_is_audited_with_the_next_and_judged_by_none(make_run, fill, tables, window):
+    """The window of the fixture was missed; in the next one all rows are covered, and in the third there are none."""
+    fill("ranking_log", [log_row(4, 10, AS_OF + hours(1), request_id="pair")], AS_OF + hours(6))
+    limits = ["audit_coverage.min_coverage=0.9", "quality.min_rows_for_rate=1", "audit_coverage.segments=false"]
+    report = audit_coverage.run(*make_run("audit_coverage", AS_OF + hours(6), *limits))
+    assert report.metrics["windows"] == 2
+    late = audit_coverage.run(*make_run("audit_coverage", AS_OF + hours(24), *limits))
+    assert late.metrics == {"windows": 1}
+    assert tables.slices("coverage_audit") == [slice_of(AS_OF), slice_of(AS_OF + hours(6))]
+    rows = tables.read("coverage_audit").where("surface = 'all' AND segment = 'all' AND population = 'scored'")
+    found = {
+        name: sum(row.rows for row in rows.where(F.col("slice") == name).collect())
+        for name in tables.slices("coverage_audit")
+    }
+    assert found == {slice_of(AS_OF): 9, slice_of(AS_OF + hours(6)): 1}
+    assert [row.slice for row in tables.read("precompute_ledger").collect()] == [slice_of(AS_OF)]
+
+
 def test_a_coverage_below_the_limit_fails_after_the_audit_is_written(make_run, tables, window):
     # where a snapshot was live: 6 of 8 rows covered, 4 by their own pair
     limits = ["audit_coverage.segments=false", "quality.min_rows_for_rate=8"]
@@ -286,7 +307,7 @@ def test_a_window_without_snapshots_or_rows_is_audited_too(make_run, fill, table
     )
     rows = tables.read_slice("coverage_audit", AS_OF).collect()
     assert {(row.snapshot_id, row.tier, row.share) for row in rows} == {("none", "none", 1.0)}
-    assert report.metrics == {"rows": 2, "coverage": 0.0}
+    assert report.metrics == {"rows": 2, "coverage": 0.0, "windows": 1}
     assert not tables.exists("precompute_ledger")
     empty = audit_coverage.run(*make_run("audit_coverage", AS_OF + hours(6)))
     assert (empty.rows_in, empty.rows_out, empty.metrics) == (0, 0, {})
