@@ -1,10 +1,10 @@
 """Audits a window that has passed: which rows found an embedding, from which tier, and what the predicted pairs became.
 
 Replays the ranking log of [as_of - window.hours, as_of), as known at as_of, against the snapshot that was live at each
-row's time, through the reader that serves online; also earlier windows that no run audited. Writes coverage_audit (per surface, population, segment and tier)
-and, for the predict_pairs slice whose window this was, precompute_ledger. Works from the Delta tables and the
-snapshots' files alone. A coverage below a configured limit or far below the trailing week's, or an outcome far below
-its forecast, fails the run after the audit is written.
+row's time, through the reader that serves online; also earlier windows that no run audited. Writes coverage_audit (per
+surface, population, segment and tier) and, for the predict_pairs slice whose window this was, precompute_ledger. Works
+from the Delta tables and the snapshots' files alone. A coverage below a configured limit or far below the trailing
+week's, or an outcome far below its forecast, fails the run after the audit is written.
 """
 
 from dataclasses import replace
