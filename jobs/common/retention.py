@@ -7,9 +7,9 @@ from pathlib import Path
 
 from jobs.common.clock import SLICE_FORMAT, as_of_of, slice_of
 from jobs.common.config import Config
+from solaris_udf.snapshot.layout import LEASES
 
 PINNED = "PINNED"
-LEASES = ".leases"
 
 # Tables that are never cut by age, with the reason.
 KEPT_WHOLE = {

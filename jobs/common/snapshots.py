@@ -19,7 +19,7 @@ from jobs.common.retention import PINNED, leased_snapshots, pinned_snapshots, re
 from jobs.common.snapshot_push import Pushed, push
 from solaris_udf.snapshot.compare import SnapshotDiff, diff
 from solaris_udf.snapshot.errors import SnapshotError
-from solaris_udf.snapshot.layout import STAGING_PREFIX, is_safe_name
+from solaris_udf.snapshot.layout import LEASES, STAGING_PREFIX, is_safe_name
 from solaris_udf.snapshot.manifest import Manifest
 from solaris_udf.snapshot.opening import find_snapshot
 from solaris_udf.snapshot.publish import list_snapshots, read_current, read_manifest, set_current
@@ -264,6 +264,9 @@ def gc(
         if not dry_run:
             for name in [*doomed, *leftovers]:
                 storage.remove_folder(name)
+            for lease in (Path(root) / LEASES).glob("*"):
+                if time.time() - lease.stat().st_mtime > max(lease_hours, abandoned_hours) * 3600:
+                    lease.unlink(missing_ok=True)  # of a reader that was killed
     return Garbage(doomed, leftovers, len(names) - len(doomed))
 
 

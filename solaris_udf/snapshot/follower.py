@@ -1,14 +1,19 @@
 """Following CURRENT: a background thread opens each new snapshot and swaps it in between batches."""
 
 import logging
+import os
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from solaris_udf.snapshot.counters import TierCounters
 from solaris_udf.snapshot.errors import SnapshotError
+from solaris_udf.snapshot.layout import LEASES
 from solaris_udf.snapshot.lookup import Lookup
 from solaris_udf.snapshot.miss_log import MissLog
 from solaris_udf.snapshot.publish import read_current
@@ -18,13 +23,16 @@ from solaris_udf.snapshot.storage import LocalStorage
 
 log = logging.getLogger("solaris.snapshot")
 
+LEASE_SECONDS = 600  # a lease is renewed this often; gc takes one of hours ago for a dead reader's
+
 
 class SnapshotFollower:
     """Serves lookups from the live snapshot of a folder, whichever that is at the moment.
 
     Each lookup runs wholly on one snapshot. A new one is opened and verified in the background and then swapped in; the
     old one is unmapped when its last lookup ends. If the new one is bad, the old one goes on serving, `error` says why,
-    and the next poll tries again. Counters run on over swaps.
+    and the next poll tries again. Counters run on over swaps. Where the folder can be written, a lease (a file below
+    .leases) keeps gc from the snapshot that serves.
     """
 
     def __init__(
@@ -57,6 +65,9 @@ class SnapshotFollower:
         if source is not None:
             pull(source, self._root)
         self._snapshot = self._open()
+        self._lease: Path | None = None
+        self._lease_until = 0.0
+        self._renew_lease()
         self._thread = threading.Thread(target=self._follow, name="snapshot-follower", daemon=True)
         self._thread.start()
 
@@ -92,6 +103,7 @@ class SnapshotFollower:
         log.info("serving %s after %s", new.snapshot_id, self._snapshot.snapshot_id)
         self._snapshot, self.error = new, None
         self.swaps += 1
+        self._renew_lease()
         return True
 
     def close(self) -> None:
@@ -100,6 +112,9 @@ class SnapshotFollower:
         if self._thread is not threading.current_thread():
             self._thread.join()
         self._flush_misses()
+        if self._lease is not None:
+            with suppress(OSError):
+                self._lease.unlink(missing_ok=True)
 
     def __enter__(self) -> "SnapshotFollower":
         return self
@@ -119,6 +134,18 @@ class SnapshotFollower:
             misses=self._misses,
         )
 
+    def _renew_lease(self) -> None:
+        reader = f"{socket.gethostname()}-{os.getpid()}-{id(self):x}"
+        lease = self._root / LEASES / f"{self._snapshot.snapshot_id}.{reader}"
+        if lease == self._lease and time.monotonic() < self._lease_until:
+            return
+        with suppress(OSError):  # many a reader has the folder for reading only; its files stay mapped all the same
+            lease.parent.mkdir(exist_ok=True)
+            lease.touch()
+            if self._lease is not None and self._lease != lease:
+                self._lease.unlink(missing_ok=True)
+            self._lease, self._lease_until = lease, time.monotonic() + LEASE_SECONDS
+
     def _flush_misses(self) -> None:
         try:
             if self._misses is not None:
@@ -129,4 +156,5 @@ class SnapshotFollower:
     def _follow(self) -> None:
         while not self._stop.wait(self._poll_seconds):
             self.poll()
+            self._renew_lease()
             self._flush_misses()

@@ -8,6 +8,7 @@ FORMAT = "solaris-snapshot"
 FORMAT_MAJOR, FORMAT_MINOR = 1, 1
 MANIFEST = "manifest.json"
 CURRENT = "CURRENT"
+LEASES = ".leases"  # a file ID.READER for each reader that follows, touched while it serves ID
 PAIRS, USERS = "pairs", "users"
 STAGING_PREFIX = ".staging-"
 ROWS_PER_BUCKET = 1.0

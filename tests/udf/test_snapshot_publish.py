@@ -1,5 +1,6 @@
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from solaris_udf.snapshot.publish import publish, read_current
 from solaris_udf.snapshot.shards import write_shards
 from solaris_udf.snapshot.storage import LocalStorage
 from solaris_udf.snapshot.validate import Limits, Totals, check_against_previous, check_content, previous_manifest
+from solaris_udf.tiers import PAIR
 from tests.udf.snapshot_fakes import HOUR, batch_of, cold, own, pair_hash, publish_snapshot, user_hash, write_snapshot
 
 OLD = {(1, 1): ((1.0, 1.0), 0), (2, 2): ((2.0, 2.0), 0)}
@@ -432,3 +434,33 @@ def test_the_check_values_of_the_format_page_are_right():
     page = (Path(__file__).parents[2] / "docs" / "snapshot-format.md").read_text()
     for value in (user_hash(0), user_hash(-1), pair_hash(1, 2)):
         assert f"0x{value:016x}" in page
+
+
+def test_a_follower_holds_a_lease_on_what_it_serves_and_gc_leaves_that_alone(tmp_path):
+    def publish_day(day):
+        rows = {(1, 1): ((float(day), 0.0), day)}
+        return publish_snapshot(tmp_path, rows, slice_name=f"2026010{day}T000000Z", as_of=day)
+
+    def leases():
+        return [path.name for path in (tmp_path / ".leases").iterdir()]
+
+    first = publish_day(1)
+    with SnapshotFollower(tmp_path, poll_seconds=3600) as follower, SnapshotFollower(tmp_path, 3600) as other:
+        assert len(leases()) == 2 and all(name.startswith(f"{first}.") for name in leases())
+        second, third = publish_day(2), publish_day(3)
+        assert other.poll() and follower.snapshot.snapshot_id == first
+        assert sorted(name.split(".")[0] for name in leases()) == [first, third]
+        dead = tmp_path / ".leases" / f"{second}.killed"
+        dead.touch()
+        os.utime(dead, (time.time() - 86400 * 2,) * 2)
+        assert snapshots.gc(tmp_path, keep=1, dry_run=False).snapshots == [second]
+        assert not dead.exists() and len(leases()) == 2
+        assert follower.poll() and [name.split(".")[0] for name in leases()] == [third, third]
+    assert leases() == []
+
+
+def test_a_folder_that_takes_no_lease_is_followed_all_the_same(tmp_path):
+    publish_snapshot(tmp_path, {(1, 1): ((1.0, 0.0), 1)}, slice_name="20260101T000000Z", as_of=1)
+    (tmp_path / ".leases").write_text("no folder")
+    with SnapshotFollower(tmp_path, poll_seconds=3600) as follower:
+        assert follower.lookup([1], [1], at=2).tier[0] == PAIR
