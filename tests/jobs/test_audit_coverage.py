@@ -310,7 +310,7 @@ def test_a_window_without_snapshots_or_rows_is_audited_too(make_run, fill, table
     assert report.metrics == {"rows": 2, "coverage": 0.0, "windows": 1}
     assert not tables.exists("precompute_ledger")
     empty = audit_coverage.run(*make_run("audit_coverage", AS_OF + hours(6)))
-    assert (empty.rows_in, empty.rows_out, empty.metrics) == (0, 0, {})
+    assert (empty.rows_in, empty.rows_out, empty.metrics) == (0, 0, {"windows": 1})
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -239,7 +239,7 @@ def test_vectors_logged_online_are_compared_to_the_bit(make_run, fill, tables, s
     ]
     fill("ranking_log", rows, AS_OF)
     report = join_features.run(*make_run("join_features", AS_OF))
-    assert report.metrics == {"snapshots": 2, "windows": 2, "logged_vectors": 5, "mismatch_rate": pytest.approx(3 / 5)}
+    assert report.metrics == {"snapshots": 2, "windows": 1, "logged_vectors": 5, "mismatch_rate": pytest.approx(3 / 5)}
     with pytest.raises(RunFailed, match=r"3 of 5 rows have another vector .*max_mismatch_rate = 0\.59"):
         join_features.run(*make_run("join_features", AS_OF, "join_features.max_mismatch_rate=0.59"))
     assert tables.read_slice("training_rows", AS_OF).count() == 6
