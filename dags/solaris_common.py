@@ -5,9 +5,10 @@ they are and how they reach Spark comes from the environment of the Airflow proc
 
 | variable | default | what it is |
 |---|---|---|
-| `SOLARIS_HOME` | the folder above dags/ | the checkout: jobs/, conf/ |
+| `SOLARIS_HOME` | the folder above dags/ | the checkout: jobs/, conf/; in an image local:///opt/solaris |
 | `SOLARIS_SPARK_CONN_ID` | `solaris_spark` | Airflow connection of type Spark: the master |
 | `SOLARIS_SPARK_PROPERTIES` | spark-defaults.conf of spark-submit | properties file, for example conf/spark-yarn.conf |
+| `SOLARIS_GPU_SPARK_CONN_ID`, `SOLARIS_GPU_SPARK_PROPERTIES` | as the two above | the same for the GPU pool |
 | `SOLARIS_PY_FILES` | none | zip of the packages, where the executors have no installation |
 | `SOLARIS_ARCHIVES` | none | environment of the executors, such as hdfs:///solaris/environment.tar.gz#environment |
 | `SOLARIS_POOL` | `default_pool` | pool of all other tasks |
@@ -29,9 +30,11 @@ from airflow.sdk.exceptions import AirflowFailException
 from solaris_alerts import missed_deadline
 from solaris_operator import SparkJobOperator
 
-HOME = Path(os.environ.get("SOLARIS_HOME") or Path(__file__).resolve().parents[1])
+HOME = os.environ.get("SOLARIS_HOME") or str(Path(__file__).resolve().parents[1])
 CONNECTION = os.environ.get("SOLARIS_SPARK_CONN_ID", "solaris_spark")
 PROPERTIES = os.environ.get("SOLARIS_SPARK_PROPERTIES", "")
+GPU_CONNECTION = os.environ.get("SOLARIS_GPU_SPARK_CONN_ID") or CONNECTION
+GPU_PROPERTIES = os.environ.get("SOLARIS_GPU_SPARK_PROPERTIES") or PROPERTIES
 PY_FILES = os.environ.get("SOLARIS_PY_FILES", "")
 ARCHIVES = os.environ.get("SOLARIS_ARCHIVES", "")
 CONFIG = os.environ.get("SOLARIS_CONFIG", "conf/local.toml")
@@ -138,7 +141,7 @@ def arguments(params: Mapping[str, Any], dag_run: Any, job: str) -> list[str]:
 
 
 def _below_home(path: str) -> str:
-    return path if "://" in path else str(HOME / path)
+    return path if "://" in path or path.startswith("/") else f"{HOME.rstrip('/')}/{path}"
 
 
 def check_time(context: Mapping[str, Any]) -> None:
@@ -159,18 +162,18 @@ VERIFIER = Asset(name="solaris_verifier_model", uri="x-solaris://models/verifier
 RELEASED = Asset(name="solaris_released_model", uri="x-solaris://models/released")
 
 
-def job(name: str, outlets: Sequence[Asset] = (), **options: Any) -> SparkJobOperator:
-    """The task of a job: spark-submit of jobs/NAME.py. options go to the operator."""
-    options.setdefault("pool", POOL)
+def job(name: str, outlets: Sequence[Asset] = (), *, gpu: bool = False, **options: Any) -> SparkJobOperator:
+    """The task of a job: spark-submit of jobs/NAME.py. gpu: it runs the model. options go to the operator."""
     options.setdefault("pre_execute", check_time)
     options.setdefault("trigger_rule", TriggerRule.NONE_FAILED)  # the tasks of a dry run are skipped
     return SparkJobOperator(
         task_id=name,
-        application=str(HOME / "jobs" / f"{name}.py"),
+        application=_below_home(f"jobs/{name}.py"),
         application_args=f"{{{{ arguments(params, dag_run, '{name}') }}}}",  # a list, as templates render natively
         name=f"solaris_{name}",
-        conn_id=CONNECTION,
-        properties_file=PROPERTIES or None,
+        pool=GPU_POOL if gpu else POOL,
+        conn_id=GPU_CONNECTION if gpu else CONNECTION,
+        properties_file=(GPU_PROPERTIES if gpu else PROPERTIES) or None,
         py_files=PY_FILES or None,
         archives=ARCHIVES or None,
         outlets=list(outlets),

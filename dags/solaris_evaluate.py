@@ -27,7 +27,7 @@ from typing import Any
 
 from airflow.sdk import Param, TriggerRule, chain
 from airflow.sdk.exceptions import AirflowSkipException
-from solaris_common import FOUNDATION, GPU_POOL, RELEASED, check_time, common_params, dag, job, table
+from solaris_common import FOUNDATION, RELEASED, check_time, common_params, dag, job, table
 
 TRAIN = Param(
     True,
@@ -50,7 +50,7 @@ with dag("solaris_evaluate", __doc__, PARAMS, timedelta(hours=24), schedule=[REL
     train = job(
         "train_foundation",
         [FOUNDATION],
-        pool=GPU_POOL,
+        gpu=True,
         pre_execute=check_training,
         execution_timeout=timedelta(hours=12),
     )

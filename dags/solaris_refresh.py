@@ -31,7 +31,7 @@ choose and override the configuration. What does not validate is refused by the 
 from datetime import timedelta
 
 from airflow.sdk import chain
-from solaris_common import GPU_POOL, REFRESH_CRON, SNAPSHOT, budget_param, common_params, dag, job, table
+from solaris_common import REFRESH_CRON, SNAPSHOT, budget_param, common_params, dag, job, table
 
 PARAMS = {**common_params(), **budget_param()}
 
@@ -40,7 +40,7 @@ with dag("solaris_refresh", __doc__, PARAMS, timedelta(minutes=55), schedule=REF
     audit = job("audit_coverage", [table("coverage_audit"), table("precompute_ledger")])
     histories = job("update_histories", [table("user_histories")])
     predict = job("predict_pairs", [table("candidate_pairs"), table("score_histogram")])
-    embed = job("embed_pairs", [table("pair_embeddings")], pool=GPU_POOL, execution_timeout=timedelta(hours=6))
+    embed = job("embed_pairs", [table("pair_embeddings")], gpu=True, execution_timeout=timedelta(hours=6))
     aggregate = job("aggregate_users", [table("user_embeddings")])
     neighbors = job(
         "find_neighbors", [table("user_neighbors"), table("user_clusters")], execution_timeout=timedelta(hours=6)

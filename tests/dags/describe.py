@@ -87,6 +87,8 @@ for name, dag in bag.dags.items():
                 "backoff": task.retry_exponential_backoff,
                 "timeout": task.execution_timeout.total_seconds(),
                 "pool": task.pool,
+                "conn_id": task._conn_id,
+                "properties": task.properties_file,
                 "trigger_rule": task.trigger_rule.value,
                 "upstream": sorted(task.upstream_task_ids),
                 "outlets": sorted(asset.uri for asset in task.outlets),

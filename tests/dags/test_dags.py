@@ -28,15 +28,15 @@ ORDER = {
 }
 
 
-@pytest.fixture(scope="module")
-def described(tmp_path_factory):
-    home = tmp_path_factory.mktemp("airflow")
+def describe(home, **more):
+    """What describe.py says of the DAGs, read with nothing but these SOLARIS variables."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "SOLARIS"))}
     environ |= {
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "PYTHONPATH": "",
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+        **more,
     }
     done = subprocess.run(
         [sys.executable, str(PROJECT / "tests" / "dags" / "describe.py"), str(PROJECT / "dags")],
@@ -48,6 +48,35 @@ def described(tmp_path_factory):
     )
     assert "RESULT" in done.stdout, done.stderr[-3000:]
     return json.loads(done.stdout.rsplit("RESULT", 1)[1])
+
+
+@pytest.fixture(scope="module")
+def described(tmp_path_factory):
+    return describe(tmp_path_factory.mktemp("airflow"))
+
+
+@pytest.mark.slow
+def test_jobs_in_an_image_and_gpu_nodes_of_their_own_are_a_matter_of_the_environment(tmp_path, described):
+    found = describe(
+        tmp_path,
+        SOLARIS_HOME="local:///opt/solaris/",
+        SOLARIS_CONFIG="/etc/solaris/production.toml",
+        SOLARIS_SPARK_PROPERTIES="/etc/solaris/cpu.conf",
+        SOLARIS_GPU_SPARK_CONN_ID="solaris_gpus",
+        SOLARIS_GPU_SPARK_PROPERTIES="/etc/solaris/gpu.conf",
+    )
+    gpu = {"embed_pairs", "train_foundation"}
+    for dag in found["dags"].values():
+        for name, task in dag["tasks"].items():
+            command = task["commands"]["scheduled"]
+            assert command[0] == f"local:///opt/solaris/jobs/{name}.py"
+            assert command[command.index("--config") + 1] == "/etc/solaris/production.toml"
+            where = (
+                ("solaris_gpus", "/etc/solaris/gpu.conf") if name in gpu else ("solaris_spark", "/etc/solaris/cpu.conf")
+            )
+            assert (task["conn_id"], task["properties"]) == where
+    tasks = [task for dag in described["dags"].values() for task in dag["tasks"].values()]
+    assert {(task["conn_id"], task["properties"]) for task in tasks} == {("solaris_spark", None)}  # one for all
 
 
 @pytest.mark.slow
