@@ -189,7 +189,8 @@ print(*map(end_of, children))
 """
     done = run(script, tmp_path)
     assert (done.stdout.split(), done.stderr) == (["0"] * 16, "")
-    assert len(snapshots.list_all(tmp_path)) == 1
+    snapshots.gc(tmp_path, keep=1, dry_run=False)  # no reader is left, and no lease of one
+    assert len(snapshots.list_all(tmp_path)) == 1 and not list((tmp_path / ".leases").iterdir())
 
 
 def test_shards_that_did_not_change_share_their_files_unless_they_are_damaged(tmp_path):
