@@ -189,9 +189,8 @@ def measure(cache: Path, users: int, repeats: int, python: str | None) -> tuple[
                 outcome = execute("find_neighbors", spark, config, AS_OF)
                 measured.job.append(outcome.seconds)
                 if turn == 0:
-                    measured.peak.python_driver = _high_water(
-                        Path("/proc/self")
-                    )  # before the bench reads vectors itself
+                    # Before the benchmark itself reads vectors.
+                    measured.peak.python_driver = _high_water(Path("/proc/self"))
                     recall = job_recall(spark, config, folder, ids)
                     _tune(folder, max(0.95, round(recall - 0.005, 3)))
                 others.append(peer("run", folder))

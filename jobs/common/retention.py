@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -106,14 +107,19 @@ def pinned_snapshots(root: Path) -> set[str]:
     return {line for line in lines if line}
 
 
+def lease_ages(root: Path) -> dict[str, float]:
+    """Seconds since each lease below root was touched, by file name; one that a reader ends meanwhile is left out."""
+    folder, ages = root / LEASES, {}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        with suppress(FileNotFoundError):
+            ages[path.name] = time.time() - path.stat().st_mtime
+    return ages
+
+
 def leased_snapshots(root: Path, names: Collection[str], hours: float) -> set[str]:
     """The ids that a reader holds: a file .leases/<id>.<anything>, or .leases/<id>, touched in the last hours.
 
     A reader is a live process, so a lease runs by the wall clock, not by logical time.
     """
-    folder = root / LEASES
-    if not folder.is_dir():
-        return set()
-    oldest = time.time() - hours * 3600
-    fresh = [path.name for path in folder.iterdir() if path.stat().st_mtime >= oldest]
+    fresh = [lease for lease, age in lease_ages(root).items() if age <= hours * 3600]
     return {name for name in names if any(lease == name or lease.startswith(name + ".") for lease in fresh)}

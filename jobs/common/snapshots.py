@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from jobs.common.clock import from_micros
 from jobs.common.errors import UserError
-from jobs.common.retention import PINNED, leased_snapshots, pinned_snapshots, removable_snapshots
+from jobs.common.retention import PINNED, lease_ages, leased_snapshots, pinned_snapshots, removable_snapshots
 from jobs.common.snapshot_push import Pushed, push
 from solaris_udf.snapshot.compare import SnapshotDiff, diff
 from solaris_udf.snapshot.errors import SnapshotError
@@ -264,9 +264,9 @@ def gc(
         if not dry_run:
             for name in [*doomed, *leftovers]:
                 storage.remove_folder(name)
-            for lease in (Path(root) / LEASES).glob("*"):
-                if time.time() - lease.stat().st_mtime > max(lease_hours, abandoned_hours) * 3600:
-                    lease.unlink(missing_ok=True)  # of a reader that was killed
+            for lease, age in lease_ages(Path(root)).items():
+                if age > max(lease_hours, abandoned_hours) * 3600:
+                    (Path(root) / LEASES / lease).unlink(missing_ok=True)  # of a reader that was killed
     return Garbage(doomed, leftovers, len(names) - len(doomed))
 
 
