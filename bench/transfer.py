@@ -38,9 +38,9 @@ SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
 MODEL_AGES = (24, 48, 96)  # hours before `start` that training ends
 DIMENSIONS = (8, 16, 64, 128)
 LEARNING_RATES = (3e-3, 1e-3)
-SWEEP_SEEDS = 2
 HALF = 0.5
 Pair = tuple[Rows, Rows]  # to train on, to evaluate on
+Predictions = dict[tuple[str, str], np.ndarray]  # (model, feature set) -> [seeds or 1, rows]
 
 
 def kept(rows: Rows, draw: np.ndarray, share: float) -> Rows:
@@ -112,93 +112,98 @@ def evaluate(world: str, seeds: int, quick: bool, sweeps: bool, cache: Path | No
         cache,
     )
     rows, user, said, draw = bench.rows()
-    found = compare(said, rows, user, draw, said.time < bench.split, seeds, bench.schedule)
+    early = said.time < bench.split
+    judge = Judge(rows.label[~early], np.unique(user[~early], return_inverse=True)[1], seeds, {})
+    predictions = compare(said, rows, draw, early, judge, bench.schedule)
     if sweeps:
-        sweep_models(bench, found)
-    show(world, found)
-    return list(judged(world, found))
+        sweep_models(bench, judge, predictions)
+    show(world, judge.found)
+    return list(judged(world, judge.found))
 
 
-def sweep_models(bench: Bench, found: Found) -> None:
-    """Adds what embeddings of older models, and of other dimensions, bring: half of the rows keep their pair."""
-    settings = {("model_age_hours", str(age)): {"age": age} for age in (0, *MODEL_AGES)}
-    settings |= {("dimension", str(size)): {"dimension": size} for size in (*DIMENSIONS, 32)}
-    for (sweep, setting), options in settings.items():
-        rows, user, said, draw = bench.rows(**options)
+def predict(name: str, parts: Pair, seeds: int, schedule: Schedule) -> np.ndarray:
+    """[seeds, rows evaluated] of small models with one feature set."""
+    models = (train_small(parts[0], FEATURE_SETS[name], seed=seed, schedule=schedule) for seed in range(seeds))
+    return np.stack([model.predict(parts[1]) for model in models])
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Measures predictions on the later rows. label, user [n]; found: what it adds to."""
+
+    label: np.ndarray
+    user: np.ndarray
+    seeds: int
+    found: Found
+
+    def add(self, sweep: str, setting: str, predictions: Predictions, only: str = "") -> None:
+        for one in figures(self.label, self.user, predictions, list(range(self.seeds))):
+            if one.seed == ALL_SEEDS and only in ("", one.feature_set) and (not only or "transfer" not in one.metric):
+                self.found[sweep, setting, one.model, one.feature_set, one.metric] = one
+
+
+def sweep_models(bench: Bench, judge: Judge, main: Predictions) -> None:
+    """Adds what embeddings of older models, and of other dimensions, bring: half of the rows keep their pair.
+
+    main: the predictions of the main comparison. Its base holds here too, since it sees no embedding; its embeddings
+    are those of the newest model, of 32 dimensions.
+    """
+    settings = {("model_age_hours", str(age)): {"age": age} for age in MODEL_AGES}
+    settings |= {("dimension", str(size)): {"dimension": size} for size in DIMENSIONS}
+    made = dict.fromkeys((("model_age_hours", "0"), ("dimension", "32")), main["vm", "embeddings"])
+    for setting, options in settings.items():
+        rows, _, said, draw = bench.rows(**options)
         early = said.time < bench.split
         draws = draw[early], draw[~early]
-        parts = each(
-            (rows.take(early), rows.take(~early)), lambda part, place, draws=draws: kept(part, draws[place], HALF)
-        )
-        given = {
-            key: np.stack(
-                [
-                    train_small(parts[0], FEATURE_SETS[name], seed=seed, schedule=bench.schedule).predict(parts[1])
-                    for seed in range(SWEEP_SEEDS)
-                ]
-            )
-            for key, name in ((BASE, "base"), (("vm", "embeddings"), "embeddings"))
-        }
-        judge = np.unique(user[~early], return_inverse=True)[1]
-        for one in figures(parts[1].label, judge, given, list(range(SWEEP_SEEDS))):
-            if one.seed == ALL_SEEDS and one.feature_set == "embeddings" and "transfer" not in one.metric:
-                found[sweep, setting, one.model, one.feature_set, one.metric] = one
+        full: Pair = rows.take(early), rows.take(~early)
+        parts = each(full, lambda part, place, draws=draws: kept(part, draws[place], HALF))
+        made[setting] = predict("embeddings", parts, judge.seeds, bench.schedule)
+    for (sweep, name), predictions in sorted(made.items(), key=lambda item: (item[0][0], int(item[0][1]))):
+        judge.add(sweep, name, {BASE: main[BASE], ("vm", "embeddings"): predictions}, "embeddings")
 
 
 def compare(
-    said: ModelSays,
-    rows: Rows,
-    user: np.ndarray,
-    draw: np.ndarray,
-    early: np.ndarray,
-    seeds: int,
-    schedule: Schedule,
-) -> Found:
-    """Trains every small model and measures it on the later rows."""
+    said: ModelSays, rows: Rows, draw: np.ndarray, early: np.ndarray, judge: Judge, schedule: Schedule
+) -> Predictions:
+    """Trains every small model, measures it on the later rows, and returns what the main ones predict."""
     full: Pair = rows.take(early), rows.take(~early)
     draws = draw[early], draw[~early]
     half = each(full, lambda part, place: kept(part, draws[place], HALF))
     pairs = each(full, lambda part, _: part.only_tiers([PAIR]))
     half_pairs = each(half, lambda part, _: part.only_tiers([PAIR]))
-    label, user = rows.label[~early], np.unique(user[~early], return_inverse=True)[1]
 
-    def predict(name: str, parts: Pair) -> np.ndarray:
-        models = (train_small(parts[0], FEATURE_SETS[name], seed=seed, schedule=schedule) for seed in range(seeds))
-        return np.stack([model.predict(parts[1]) for model in models])
+    def of(name: str, parts: Pair) -> np.ndarray:
+        return predict(name, parts, judge.seeds, schedule)
 
-    predictions = {
-        BASE: predict("base", full),
+    predictions: Predictions = {
+        BASE: of("base", full),
         **{
-            ("vm", name): predict(name, half)
+            ("vm", name): of(name, half)
             for name in ("distillation", "embeddings", "both", "shuffled", "flags_only", "user_only")
         },
-        ("vm", "every_pair"): predict("embeddings", full),
+        ("vm", "every_pair"): of("embeddings", full),
         FM: said.click[~early][None],
         FRESH: said.fresh[~early][None],
         ("truth", ""): said.truth[~early][None],
     }
-    found: Found = {}
-
-    def add(sweep: str, setting: str, given: dict[tuple[str, str], np.ndarray], only: str = "") -> None:
-        for one in figures(label, user, given, list(range(seeds))):
-            if one.seed == ALL_SEEDS and only in ("", one.feature_set) and (not only or "transfer" not in one.metric):
-                found[sweep, setting, one.model, one.feature_set, one.metric] = one
-
-    add("main", "", predictions)
+    judge.add("main", "", predictions)
     for share in SHARES:
-        made = predict("embeddings", each(pairs, lambda part, place, share=share: kept(part, draws[place], share)))
-        add("coverage", f"{share:g}", {BASE: predictions[BASE], ("vm", "embeddings"): made}, "embeddings")
-    alone = predict("embeddings", half_pairs)
+        made = of("embeddings", each(pairs, lambda part, place, share=share: kept(part, draws[place], share)))
+        judge.add("coverage", f"{share:g}", {BASE: predictions[BASE], ("vm", "embeddings"): made}, "embeddings")
+    alone = of("embeddings", half_pairs)
     for setting, made in (("pair", alone), ("pair + user_mean", predictions["vm", "embeddings"])):
-        add("tier", setting, {BASE: predictions[BASE], ("vm", "embeddings"): made}, "embeddings")
+        judge.add("tier", setting, {BASE: predictions[BASE], ("vm", "embeddings"): made}, "embeddings")
     beside = figures(
-        label, user, {BASE: alone, ("vm", "embeddings"): predictions["vm", "embeddings"]}, list(range(seeds))
+        judge.label,
+        judge.user,
+        {BASE: alone, ("vm", "embeddings"): predictions["vm", "embeddings"]},
+        list(range(judge.seeds)),
     )
     added = next(one for one in beside if (one.feature_set, one.metric, one.seed) == ("embeddings", "rll", ALL_SEEDS))
-    found["tier", "pair + user_mean", "vm", "embeddings", "rll_added"] = replace(added, metric="rll_added")
-    made = predict("embeddings", each(half, lambda part, _: part.stored_as("int8")))
-    add("codec", "int8", {BASE: predictions[BASE], ("vm", "embeddings"): made}, "embeddings")
-    return found
+    judge.found["tier", "pair + user_mean", "vm", "embeddings", "rll_added"] = replace(added, metric="rll_added")
+    made = of("embeddings", each(half, lambda part, _: part.stored_as("int8")))
+    judge.add("codec", "int8", {BASE: predictions[BASE], ("vm", "embeddings"): made}, "embeddings")
+    return predictions
 
 
 if __name__ == "__main__":
