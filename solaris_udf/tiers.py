@@ -1,10 +1,10 @@
-"""The tiers of the serving hierarchy: their codes and names, and the one function that decides which tier answers.
+"""The tiers of the serving hierarchy: their codes and names, and the policy that says which of them answers.
 
-The reader, the coverage audit and the training-row join all resolve through these, so what is measured is what is
-served.
+Only the reader resolves (solaris_udf/snapshot/answer.py); the coverage audit and the training-row join ask it, so what
+is measured is what is served.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,17 +15,13 @@ TIER_NAMES = ("none", "pair", "user_mean", "neighbor_pair", "neighbor_mean", "co
 TIER_CODES = {name: code for code, name in enumerate(TIER_NAMES)}
 PAIR_TIERS = (PAIR, NEIGHBOR_PAIR)  # vectors of a (user, item) pair
 USER_TIERS = (USER_MEAN, NEIGHBOR_MEAN, COLD)  # vectors of a user, whatever the item
-NEIGHBOR_TIERS = (NEIGHBOR_PAIR, NEIGHBOR_MEAN)  # vectors of another user, judged by similarity
 
 NEVER = 255  # the rank of a tier that is not in the order
 
 MICROS_PER_SECOND = 1_000_000
 MICROS_PER_HOUR = 3_600_000_000
 
-Bools = npt.NDArray[np.bool_]
 Codes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
-Micros = npt.NDArray[np.int64]
 
 
 def names_of(codes: npt.ArrayLike) -> list[str]:
@@ -83,52 +79,3 @@ class TierPolicy:
         codes = np.full(NEVER + 1, NONE, np.uint8)
         codes[: len(self.order)] = self.codes
         return codes
-
-    def limit_micros(self, code: int) -> int:
-        """The age at which a vector of this tier stops being served."""
-        return self.ttl_micros if code in PAIR_TIERS else self.max_user_age_micros
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """What one tier could answer for n requests. Where present is False the other values mean nothing.
-
-    present bool [n]; computed_at int64 [n], microseconds since 1970 UTC; similarity float32 [n], None where it is 1.
-    """
-
-    present: Bools
-    computed_at: Micros
-    similarity: Floats | None = None
-
-
-def usable(policy: TierPolicy, code: int, candidates: Candidates, at: Micros) -> Bools:
-    """Which of the candidates of one tier may be served at the times at (int64 [n] microseconds). bool [n]."""
-    age = at - candidates.computed_at
-    answer: Bools = candidates.present & (age >= 0) & (age < policy.limit_micros(code))
-    if code in NEIGHBOR_TIERS and candidates.similarity is not None:
-        answer &= candidates.similarity >= np.float32(policy.min_similarity)
-    return answer
-
-
-def first_usable(codes: Iterable[int], answers: Mapping[int, Bools], count: int) -> Codes:
-    """The first of the codes whose answer (bool [count], see usable) is True at each place; NONE where none is."""
-    tier = np.zeros(count, dtype=np.uint8)
-    for code in codes:
-        if code in answers:
-            tier[answers[code] & (tier == NONE)] = code
-    return tier
-
-
-def resolve_tiers(policy: TierPolicy, candidates: Mapping[int, Candidates], at: Micros) -> Codes:
-    """The first tier in the policy's order whose candidate may be served at each time. uint8 [n]; NONE where none may.
-
-    candidates: by tier code, each of length n; a tier that is missing has nothing to offer. at: int64 [n] microseconds.
-    """
-    answers = {code: usable(policy, code, candidates[code], at) for code in policy.codes if code in candidates}
-    return first_usable(policy.codes, answers, len(at))
-
-
-def age_seconds(computed_at: Micros, at: Micros, served: Bools) -> npt.NDArray[np.int32]:
-    """Whole seconds from computed_at to at, -1 where nothing is served. int32 [n]."""
-    age = np.where(served, (at - computed_at) // MICROS_PER_SECOND, -1)
-    return np.minimum(age, np.iinfo(np.int32).max).astype(np.int32)
