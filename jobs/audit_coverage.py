@@ -7,6 +7,7 @@ from the Delta tables and the snapshots' files alone. A coverage below a configu
 week's, or an outcome far below its forecast, fails the run after the audit is written.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -85,11 +86,12 @@ def with_segments(rows: DataFrame, known: DataFrame, hot_rows: float, items: Dat
     )
 
 
-def audit(answered: DataFrame, start: datetime, end: datetime) -> DataFrame:
+def audit(answered: DataFrame, order: Sequence[str], start: datetime, end: datetime) -> DataFrame:
     """Counts answered rows (snapshot_id, surface, shown, segments, tier, age_seconds) per group and tier.
 
     Each row counts for its surface and for all, as scored and, if shown, as shown, for its segments and for all; shares
-    are of the group's rows, so they add up to 1.
+    are of the group's rows, so they add up to 1. Cumulative shares go by order, the tiers from the first choice on;
+    other tiers come after them, and none last.
     """
 
     def each(values: Column, name: str) -> Column:
@@ -116,10 +118,14 @@ def audit(answered: DataFrame, start: datetime, end: datetime) -> DataFrame:
         # Exact: ages are whole seconds within the serving limits, so there are few different ones.
         F.percentile(age, F.lit(0.9)).alias("p90_age_seconds"),
     )
-    total = F.sum("rows").over(Window.partitionBy(*GROUP))
+    group = Window.partitionBy(*GROUP)
+    total = F.sum("rows").over(group)
+    place = F.array_position(F.array(*map(F.lit, order)), F.col("tier"))
+    up_to = group.orderBy(F.col("tier") == "none", place == 0, place, "tier")
     return counted.withColumns(
         {
             "share": F.col("rows") / total,
+            "cumulative_share": F.sum("rows").over(up_to.rowsBetween(Window.unboundedPreceding, 0)) / total,
             "window_start": ts(start),
             "window_end": ts(end),
         }
@@ -201,7 +207,7 @@ def audit_window(run: Run, settings: Settings, read_at: datetime) -> tuple[Repor
     periods = live_periods(run, start, run.as_of)
     answered = served(rows, periods, run.config, vectors=False).persist()
     try:
-        written = run.write(audit(answered, start, run.as_of), "coverage_audit")
+        written = run.write(audit(answered, run.config.serving.tiers, start, run.as_of), "coverage_audit")
         outcome = _write_ledger(run, answered, start)
         totals = _totals(run)
     finally:

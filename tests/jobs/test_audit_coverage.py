@@ -154,6 +154,16 @@ def test_the_audit_counts_every_row_once_per_group_and_reconciles_the_prediction
     for key, row in found.items():
         shares[key[:4]] += row.share
     assert all(total == pytest.approx(1) for total in shares.values())
+    up_to = {key[::4]: row.cumulative_share for key, row in found.items() if key[1:4] == ("all", "scored", "all")}
+    assert up_to == {
+        ("none", "none"): 1,
+        (first, "pair"): pytest.approx(3 / 5),
+        (first, "user_mean"): pytest.approx(4 / 5),
+        (first, "none"): 1,
+        (second, "pair"): pytest.approx(1 / 3),
+        (second, "user_mean"): pytest.approx(2 / 3),
+        (second, "none"): 1,
+    }
     pair = found[first, "all", "scored", "all", "pair"]
     # ages of 20, 20 and 60 minutes: the mean, and the 90th percentile 20 + 0.8 * 40 between the last two
     assert (pair.share, pair.mean_age_seconds, pair.p90_age_seconds) == (pytest.approx(0.6), 2000.0, 52 * 60)
