@@ -8,7 +8,7 @@ choosing the probes included, in a session that has run before; the peer's is re
 writing Parquet, its tuning not included. The peer is tuned once the job has run once, to the job's recall less half a
 point (the tuning's sample is another), at least 0.95. They run in turn; the figures are medians. Recall@10 is of 1,000
 users against exact search. Task memory is the largest resident set of any Python worker. autofaiss is a further peer
-where --autofaiss names a Python that has it.
+where --autofaiss names a Python that has it. Of the demo also what each tier answered.
 """
 
 import json
@@ -41,6 +41,7 @@ from jobs.common.session import build_session
 from jobs.common.tables import Tables, spark_schema
 from schemas import TABLES
 from solaris_udf.codec import encode
+from solaris_udf.tiers import TIER_NAMES
 
 AS_OF = datetime(2026, 1, 5, tzinfo=UTC)
 DIM, CLUSTERS, CORES, K = 64, 1_000, 2, 10
@@ -251,6 +252,30 @@ def demo_embeddings(cache: Path, root: Path) -> list[Figure]:
     return figures
 
 
+def demo_coverage(cache: Path, root: Path) -> list[Figure]:
+    """How many of the demo's scored rows each tier answered, over the windows that began with a snapshot."""
+    spark = build_session(config_of(cache / "root-demo"), "bench neighbors")
+    try:
+        rows = (
+            Tables(spark, f"{root.absolute()}/tables")
+            .read("coverage_audit")
+            .where("surface = 'all' AND population = 'scored' AND segment = 'all'")
+            .groupBy("slice", "tier")
+            .agg(F.sum("rows").alias("rows"))
+            .collect()
+        )
+    finally:
+        spark.stop()
+    served = {row.slice for row in rows if row.tier != "none"}
+    counts: dict[str, int] = {}
+    for row in rows:
+        if row.slice in served:
+            counts[row.tier] = counts.get(row.tier, 0) + row.rows
+    total, name = sum(counts.values()), f"{len(served)} windows of the demo"
+    shares = [Figure(f"{name}: rows answered by {tier}", counts.get(tier, 0) / total, "") for tier in TIER_NAMES[1:5]]
+    return [*shares, at_least(f"{name}: coverage of scored rows", 1 - counts.get("none", 0) / total, "", 0.95)]
+
+
 def main() -> None:
     options = arguments(
         __doc__,
@@ -267,7 +292,7 @@ def main() -> None:
     sizes = [50_000] if options.quick else sorted(options.sizes)
     figures: list[Figure] = []
     if (options.demo / "tables" / "user_embeddings").exists():
-        figures += demo_embeddings(options.cache, options.demo)
+        figures += demo_coverage(options.cache, options.demo) + demo_embeddings(options.cache, options.demo)
     by_size: dict[int, Any] = {}
     for users in sizes:
         repeats = options.repeats if users <= 200_000 and not options.quick else 1

@@ -82,6 +82,9 @@ def shard_rows(pairs: DataFrame, users: DataFrame, shards: int) -> DataFrame:
     it as unsigned.
     """
     user_hash = F.xxhash64("user_id")
+    # Empty, not null: the size of a batch is asked for after each row, and Arrow's Java lists go through all the nulls
+    # before it each time.
+    no_neighbors = F.array().cast(users.schema["neighbors"].dataType)
     shard = (user_hash.bitwiseAND(F.lit(0xFFFFFFFF)) % F.lit(shards)).cast("int").alias("shard")
     pair_rows = pairs.select(
         shard,
@@ -92,8 +95,9 @@ def shard_rows(pairs: DataFrame, users: DataFrame, shards: int) -> DataFrame:
         "embedding",
         "codec",
         F.unix_micros("as_of").alias("computed_at"),
+        no_neighbors.alias("neighbors"),
     )
-    user_rows = users.select(
+    user_rows = users.withColumn("neighbors", F.coalesce("neighbors", no_neighbors)).select(
         shard,
         F.lit(1).cast("tinyint").alias("kind"),
         user_hash.alias("hash"),

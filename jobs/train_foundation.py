@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,6 +27,7 @@ from jobs.common.log import log_before
 from jobs.common.main import main
 from jobs.common.models import model_folder
 from jobs.common.runs import Report, Run
+from jobs.common.tables import Tables
 
 if TYPE_CHECKING:
     from solaris_udf.foundation.training import Plan, Trained
@@ -65,6 +66,11 @@ def sampled_users(rows: DataFrame, share: float, seed: int) -> DataFrame:
         return rows
     bucket = F.pmod(F.xxhash64("user_id", F.lit(seed)), F.lit(SAMPLE_BUCKETS))
     return rows.where(bucket < round(share * SAMPLE_BUCKETS))
+
+
+def labels_by(tables: Tables, as_of: datetime) -> DataFrame:
+    """label_events that had arrived by as_of."""
+    return tables.read("label_events").where((F.col("slice") <= slice_of(as_of)) & (F.col("arrived_at") <= ts(as_of)))
 
 
 def with_conversions(rows: DataFrame, label_events: DataFrame) -> DataFrame:
@@ -114,9 +120,7 @@ def run(run: Run, settings: Settings) -> Report:
             f"train_foundation {run.slice}: ranking_log has no shown row in the "
             f"{settings.history_days:g} days before; ingest a log first"
         )
-    labels = run.tables.read("label_events").where(
-        (F.col("slice") <= slice_of(run.as_of)) & (F.col("arrived_at") <= ts(run.as_of))
-    )
+    labels = labels_by(run.tables, run.as_of)
     has_conversions = bool(labels.where(F.col("label") == CONVERSION).limit(1).count())
     sample = sampled_users(rows, settings.max_rows / shown, settings.seed)
     sample = with_conversions(sample, labels) if has_conversions else sample.withColumn("converted", F.lit(False))

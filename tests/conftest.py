@@ -1,5 +1,6 @@
 """One Spark session for the whole run, small roots, and rows with defaults."""
 
+import time
 import tomllib
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +44,34 @@ def spark() -> Iterator[Any]:
     session = build_session(load_config(overrides=SESSION, environ={}), "solaris tests")
     yield session
     session.stop()
+
+
+# Days that are no 24 hours long, and an offset that is no whole hour. For tests with the fixture zone and an as_of.
+IN_ZONES = pytest.mark.parametrize(
+    ("zone", "as_of"),
+    [
+        ("America/Sao_Paulo", "2018-11-04T12:00:00-02:00"),  # clocks went forward: the day has 23 hours
+        ("Europe/Berlin", "2026-10-25T12:00:00+01:00"),  # clocks went back: 25 hours
+        ("Asia/Kolkata", "2026-01-03T05:30:00+05:30"),
+    ],
+    indirect=["zone"],
+)
+
+
+@pytest.fixture
+def zone(request: pytest.FixtureRequest, spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """This process, its JVM and Spark's session in another time zone."""
+    zones, name = spark.sparkContext._jvm.java.util.TimeZone, "spark.sql.session.timeZone"
+    session, machine = spark.conf.get(name), zones.getDefault()
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", request.param)
+        time.tzset()
+        zones.setDefault(zones.getTimeZone(request.param))
+        spark.conf.set(name, request.param)
+        yield request.param
+    time.tzset()
+    zones.setDefault(machine)
+    spark.conf.set(name, session)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from solaris_udf.tiers import COLD, NEIGHBOR_MEAN, USER_MEAN
 USER_COLUMNS = ("user_id", "embedding", "codec", "computed_at", "tier", "source_user", "similarity", "neighbors")
 # Columns of the input, in any order, sorted by (shard, kind, hash as unsigned, user_id, item_id, newest computed_at
 # first). Of a pair that comes several times the newest counts. Rows of pairs have nulls in the last four of
-# USER_COLUMNS, rows of users 0 as item_id.
+# USER_COLUMNS (or no neighbors), rows of users 0 as item_id.
 INPUT_COLUMNS = ("shard", "kind", "item_id", *USER_COLUMNS)
 KIND_CODES = {PAIRS: 0, USERS: 1}
 OUTPUT_SCHEMA = pa.schema([("shard", pa.int32()), ("summary", pa.string())])
@@ -157,10 +157,13 @@ class _ShardTask:
         raw = np.zeros((batch.num_rows, width), np.uint8)
         values = np.zeros((batch.num_rows, self._dim), np.float32)
         good = np.zeros(batch.num_rows, np.bool_)
-        packed, codecs = batch.column("embedding"), np.asarray(batch.column("codec").to_pylist(), dtype=object)
+        packed, named = batch.column("embedding"), batch.column("codec")
         lengths = np.asarray(pa.compute.binary_length(packed).fill_null(-1))
-        for codec in sorted(set(codecs.tolist())):
-            rows = np.flatnonzero((codecs == codec) & (lengths == bytes_per_vector(self._dim, codec)))
+        fits = np.zeros(batch.num_rows, np.bool_)
+        for codec in sorted(pa.compute.unique(named).to_pylist()):
+            found_here = np.asarray(pa.compute.equal(named, codec)) & (lengths == bytes_per_vector(self._dim, codec))
+            fits |= found_here
+            rows = np.flatnonzero(found_here)
             if not len(rows):
                 continue
             chosen = packed.take(pa.array(rows))
@@ -173,8 +176,7 @@ class _ShardTask:
             values[rows], good[rows] = found, finite
             raw[rows] = np.frombuffer(chosen.buffers()[2], np.uint8)[: len(rows) * width].reshape(len(rows), width)
             self._fault("not finite", int((~finite).sum()))
-        sizes = np.asarray([bytes_per_vector(self._dim, codec) for codec in codecs.tolist()])
-        self._fault(f"not of {self._dim} dimensions", int((lengths != sizes).sum()))
+        self._fault(f"not of {self._dim} dimensions", int((~fits).sum()))
         return raw, values, good
 
     def _fault(self, reason: str, count: int) -> None:

@@ -1,4 +1,3 @@
-import time
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -9,7 +8,7 @@ from jobs import aggregate_users
 from jobs.common.clock import parse_as_of
 from jobs.common.errors import RunFailed, UserError
 from solaris_udf.codec import decode, encode
-from tests.conftest import AS_OF, hours
+from tests.conftest import AS_OF, IN_ZONES, hours
 
 LARGEST, SMALLEST = 2**63 - 1, -(2**63)
 
@@ -108,28 +107,7 @@ def test_without_a_model_the_window_must_hold_one_version(make_run, tables, embe
     assert aggregate_users.run(*make_run("aggregate_users", AS_OF - hours(48))).rows_out == 0
 
 
-@pytest.fixture
-def zone(request, spark, monkeypatch):
-    """This process and Spark's session in another time zone."""
-    before = spark.conf.get("spark.sql.session.timeZone")
-    with monkeypatch.context() as patch:
-        patch.setenv("TZ", request.param)
-        time.tzset()
-        spark.conf.set("spark.sql.session.timeZone", request.param)
-        yield request.param
-    time.tzset()
-    spark.conf.set("spark.sql.session.timeZone", before)
-
-
-@pytest.mark.parametrize(
-    ("zone", "as_of"),
-    [
-        ("America/Sao_Paulo", "2018-11-04T12:00:00-02:00"),  # clocks went forward: the day has 23 hours
-        ("Europe/Berlin", "2026-10-25T12:00:00+01:00"),  # clocks went back: 25 hours
-        ("Asia/Kolkata", "2026-01-03T05:30:00+05:30"),
-    ],
-    indirect=["zone"],
-)
+@IN_ZONES
 def test_the_window_is_24_hours_long_on_any_day_in_any_zone(make_run, tables, fill, zone, as_of):
     at, second = parse_as_of(as_of), timedelta(seconds=1)
     days = {at - hours(24): 100, at - hours(24) + second: 1, at: 3, at + second: 50}

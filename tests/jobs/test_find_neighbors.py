@@ -1,11 +1,14 @@
+from datetime import timedelta
+
 import numpy as np
 import pytest
 
 from jobs import find_neighbors
+from jobs.common.clock import parse_as_of
 from jobs.common.errors import UserError
 from jobs.common.log import latest_build
 from solaris_udf.codec import decode, encode
-from tests.conftest import AS_OF, hours, log_row
+from tests.conftest import AS_OF, IN_ZONES, hours, log_row
 
 LARGEST, SMALLEST = 2**63 - 1, -(2**63)
 
@@ -95,6 +98,17 @@ def test_every_seen_user_has_the_nearest_of_their_latest_embedding(make_run, tab
     early = AS_OF - hours(72)
     report = find_neighbors.run(*make_run("find_neighbors", early))
     assert (report.rows_out, saved(tables, early)) == (0, {})
+
+
+@IN_ZONES
+def test_users_are_those_of_whole_days_of_24_hours_on_any_day_in_any_zone(make_run, tables, fill, zone, as_of):
+    at, second = parse_as_of(as_of), timedelta(seconds=1)
+    seen = {1: at - hours(48), 2: at - second, 3: at - hours(48) - second, 4: at}
+    fill("ranking_log", [log_row(user, 1, moment) for user, moment in seen.items() if moment < at], at)
+    fill("ranking_log", [log_row(4, 1, at)], at + hours(6))
+    fill("user_embeddings", [embedding(user, [1, user], newest_at=at) for user in seen], at)
+    find_neighbors.run(*make_run("find_neighbors", at, "find_neighbors.days=2"))
+    assert set(saved(tables, at)) == {1, 2}
 
 
 def test_cells_reach_the_target_and_do_not_depend_on_partitions(make_run, tables, fill, spark, monkeypatch):

@@ -234,6 +234,21 @@ def test_centroids_of_fewer_points_than_cells_are_the_points():
     assert len(train_centroids(many, 20, seed=1)) == 20
 
 
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_centroids_do_not_depend_on_the_number_of_threads(threads):
+    import faiss
+
+    many = _clustered(3000, 32, 20, seed=6)  # enough for a parallel k-means to differ in its last bits
+    before = faiss.omp_get_max_threads()
+    expected = train_centroids(many, 55, seed=1)
+    faiss.omp_set_num_threads(threads)
+    try:
+        assert train_centroids(many, 55, seed=1).tobytes() == expected.tobytes()
+        assert faiss.omp_get_max_threads() == threads
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
 def test_groups_are_bounded_and_a_giant_cell_is_spread():
     centroids = _clustered(6, 4, 6, seed=2)
     sizes = np.array([10, 250, 40, 0, 60, 30])
