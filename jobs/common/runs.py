@@ -164,8 +164,8 @@ def _record(run: Run, status: str, started_at: datetime, seconds: float, report:
     try:
         frame = run.spark.createDataFrame([row], spark_schema(TABLES["job_runs"]))
         run.tables.append(frame, "job_runs")
-    except Exception:
+    except Exception as lost:
         # The job's own error matters more than the record of it; without one, a lost record is the error.
         if status == "succeeded":
             raise
-        log.exception("%s could not be recorded in job_runs", run.run_id)
+        log.error("%s could not be recorded in job_runs: %s", run.run_id, _one_line(lost))
