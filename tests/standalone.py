@@ -26,15 +26,20 @@ def properties(name, target, **changes):
     return target
 
 
+def free_port():
+    """A port of 127.0.0.1 on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 class Cluster:
     """A master and two workers of one core each. `environ` is what spark-submit needs to be ended with it."""
 
     def __init__(self, folder):
         self.folder, self.mark = folder, uuid.uuid4().hex
         self.environ = {**os.environ, MARK: self.mark, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_DIR": str(folder)}
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self._start("master.Master", "--host", "127.0.0.1", "--port", str(self.port), "--webui-port", "0")
         until(self._listens, "no master")
         self.workers = [self.add_worker(), self.add_worker()]
@@ -58,14 +63,14 @@ class Cluster:
         size = ("--cores", "1", "--memory", "1g", "--host", "127.0.0.1", "--webui-port", "0")
         return self._start("worker.Worker", *size, f"spark://127.0.0.1:{self.port}")
 
-    def busy_worker(self):
-        """A worker whose executor has a Python worker at work, and all its processes; None if there is none."""
+    def machine_of(self, executor):
+        """A worker and all its processes: the one that runs the executor with that id."""
         for worker in self.workers:
             if worker.poll() is None:
                 below = psutil.Process(worker.pid).children(recursive=True)
-                if any("pyspark.daemon" in " ".join(_command(process)) for process in below):
-                    return worker, below
-        return None
+                if any(_option(process, "--executor-id") == executor for process in below):
+                    return [psutil.Process(worker.pid), *below]
+        return []
 
     def stop(self):
         while left := marked(self.mark):
@@ -74,31 +79,31 @@ class Cluster:
             time.sleep(0.1)
 
 
-def _command(process):
+def _option(process, name):
+    """What follows an option on the command line of a process; None if it has not got it or has ended."""
     try:
-        return process.cmdline()
+        command = process.cmdline()
     except psutil.NoSuchProcess:
-        return []
+        return None
+    return command[command.index(name) + 1] if name in command else None
 
 
 def cluster_properties(cluster, target, **changes):
     """conf/spark-standalone.conf for the cluster and this machine: its size, its jars, its Python; and changes."""
-    return properties(
-        "spark-standalone.conf",
-        target,
-        spark__master=f"spark://127.0.0.1:{cluster.port}",
-        spark__jars__packages=None,
-        spark__jars=JARS,
-        spark__pyspark__python=sys.executable,
-        spark__pyspark__driver__python=sys.executable,
-        spark__driver__memory="1g",
-        spark__driver__host="127.0.0.1",
-        spark__driver__bindAddress="127.0.0.1",
-        spark__ui__enabled="false",
-        spark__executor__cores="1",
-        spark__executor__memory="1g",
-        **changes,
-    )
+    size = {
+        "spark__master": f"spark://127.0.0.1:{cluster.port}",
+        "spark__jars__packages": None,
+        "spark__jars": JARS,
+        "spark__pyspark__python": sys.executable,
+        "spark__pyspark__driver__python": sys.executable,
+        "spark__driver__memory": "1g",
+        "spark__driver__host": "127.0.0.1",
+        "spark__driver__bindAddress": "127.0.0.1",
+        "spark__ui__enabled": "false",
+        "spark__executor__cores": "1",
+        "spark__executor__memory": "1g",
+    }
+    return properties("spark-standalone.conf", target, **{**size, **changes})
 
 
 def local_properties(target, **changes):
