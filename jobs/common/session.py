@@ -12,11 +12,12 @@ import time
 from pathlib import Path
 
 from py4j.java_gateway import JavaPackage
+from pyspark import SparkConf
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from jobs.common.config import Config
-from jobs.common.errors import UserError
+from jobs.common.errors import RunFailed, UserError
 
 PROJECT = Path(__file__).resolve().parents[2]
 DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
@@ -143,9 +144,23 @@ def java() -> str:
 
 
 def _start(builder: SparkSession.Builder, config: Config) -> SparkSession:
-    """Raises UserError if Spark does not start: nothing of ours has run yet, so it is the machine or the settings."""
-    if "PYSPARK_GATEWAY_PORT" in os.environ or SparkSession.getActiveSession() is not None:
+    """Raises UserError if Spark does not start: nothing of ours has run yet, so it is the machine or the settings.
+
+    Raises RunFailed if spark-submit's master can't be reached, which may be over by the next try.
+    """
+    if SparkSession.getActiveSession() is not None:
         return builder.getOrCreate()
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        try:
+            return builder.getOrCreate()
+        except Exception as error:
+            if "stopped SparkContext" not in str(error):
+                raise
+            # Spark gives up on a master after three tries of twenty seconds, and stops the context that waits for it.
+            raise RunFailed(
+                f"Spark's master {SparkConf().get('spark.master')} can't be reached, or it ended the application; "
+                "check that it runs, and --master (in Airflow the host and port of the connection)"
+            ) from None
     program = java()
     try:
         return builder.getOrCreate()

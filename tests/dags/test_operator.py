@@ -111,6 +111,24 @@ def test_a_connection_to_a_master_that_there_is_not_fails_and_says_which(tmp_pat
     assert "Master" in message and "spark" in message
 
 
+@pytest.mark.slow
+def test_a_master_that_does_not_answer_is_one_line_and_is_tried_again(tmp_path):
+    """A job through the operator and a real spark-submit, which gives up after a minute; nobody listens at port 9."""
+    silent = json.dumps({"conn_type": "spark", "host": "spark://127.0.0.1", "port": 9})
+    root = tmp_path / "solaris"
+    code = (
+        f"import sys; sys.path.insert(0, {str(PROJECT)!r})\n"
+        "from jobs.common.main import main\n"
+        f"main('update_histories', ['--as-of', '2026-01-03T12:00:00Z', '--set', 'storage.root={root}'])\n"
+    )
+    kind, message = Task(tmp_path, code, AIRFLOW_CONN_SOLARIS_SPARK=silent).outcome()
+    assert kind == "AirflowException" and "Error code is: 1." in message
+    line = next(line for line in message.splitlines() if line.startswith("failed: "))
+    assert line.startswith("failed: Spark's master spark://127.0.0.1:9 can't be reached") and "--master" in line
+    assert "Traceback" not in message
+    assert not (root / "tables").exists()
+
+
 def test_a_dry_run_ends_as_skipped_and_a_missing_spark_submit_is_named(tmp_path):
     assert Task(tmp_path, DRY, "dry_run=yes").outcome()[0] == "AirflowSkipException"
     kind, message = Task(tmp_path, DRY, PATH="/nowhere").outcome()
