@@ -1,24 +1,24 @@
 """`make airflow` as a person uses it: log in, trigger a run with a Param, see it turn green; and what is left of it."""
 
-import json
 import os
-import re
 import shutil
 import signal
-import socket
+import sqlite3
 import subprocess
 import sys
 import time
-import uuid
+from contextlib import closing
+from ipaddress import ip_address
 from pathlib import Path
-from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.processes import MARK, marked, until
+from jobs.common.config import load_config
+from tests.dags.local_airflow import PROJECT, SECRET, LocalAirflow
+from tests.dags.webhook import webhook
+from tests.processes import marked, until
+from tests.test_pipeline import contents
 
-PROJECT = Path(__file__).resolve().parents[2]
-SECRET = "wJalrXUtnFEMIexample"
 REFRESH = {
     "ingest_log",
     "update_histories",
@@ -33,77 +33,30 @@ REFRESH = {
 pytestmark = [pytest.mark.long, pytest.mark.e2e]
 
 
-class LocalAirflow:
-    """The process that `make airflow` runs, with a home and data of its own."""
-
-    def __init__(self, folder):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.url, self.mark, self.data = f"http://127.0.0.1:{port}", uuid.uuid4().hex, folder / "data"
-        self.environ = {
-            **os.environ,
-            "AIRFLOW_HOME": str(folder / "home"),
-            "SOLARIS__STORAGE__ROOT": str(self.data),
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-            # Leap days, for the backfill: there was none since the DAG's start, so no run comes unasked.
-            "SOLARIS_REFRESH_CRON": "0 0 29 2 *",
-            "PORT": str(port),
-            MARK: self.mark,
-        }
-        self.home, self.output = folder / "home", folder / "output.txt"
-        self.process: subprocess.Popen | None = None
-
-    def start(self):
-        scripts = [str(PROJECT / "scripts" / name) for name in ("contained.py", "local_airflow.py")]
-        with self.output.open("w") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, scripts[0], sys.executable, scripts[1]],
-                env=self.environ,
-                cwd=PROJECT,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-        until(lambda: "password:" in self.said() or self.process.poll() is not None, "not ready", 1800)
-        assert self.process.poll() is None, self.said()
-        self.password = re.search(r"password: (\S+)", self.said()).group(1)
-        self.token = self.ask("/auth/token", {"username": "admin", "password": self.password})["access_token"]
-
-    def said(self):
-        return self.output.read_text()
-
-    def ask(self, path, body=None, method=None):
-        """The answer of the REST API."""
-        headers = {"Content-Type": "application/json"}
-        if getattr(self, "token", None):
-            headers["Authorization"] = f"Bearer {self.token}"
-        data = None if body is None else json.dumps(body).encode()
-        with urlopen(Request(self.url + path, data, headers, method=method), timeout=60) as answer:
-            return json.load(answer)
-
-    def trigger(self, dag, **conf):
-        self.ask(f"/api/v2/dags/{dag}", {"is_paused": False}, "PATCH")
-        return self.ask(f"/api/v2/dags/{dag}/dagRuns", {"logical_date": None, "conf": conf})["dag_run_id"]
-
-    def tasks(self, dag, run):
-        found = self.ask(f"/api/v2/dags/{dag}/dagRuns/{run}/taskInstances")["task_instances"]
-        return {task["task_id"]: (task["state"], task["try_number"]) for task in found}
-
-    def wait_for(self, dag, run, seconds=1800):
-        """The state in which the run ends."""
-        path = f"/api/v2/dags/{dag}/dagRuns/{run}"
-        until(lambda: self.ask(path)["state"] in ("success", "failed"), f"{run} does not end", seconds)
-        return self.ask(path)["state"]
+@pytest.fixture(scope="module")
+def alerts():
+    """(url, what it was sent) of a webhook that is told of missed deadlines."""
+    with webhook(200) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
-def airflow(tmp_path_factory):
-    local = LocalAirflow(tmp_path_factory.mktemp("airflow"))
+def airflow(tmp_path_factory, alerts):
+    local = LocalAirflow(tmp_path_factory.mktemp("airflow"), SOLARIS_ALERT_URL=alerts[0])
     local.start()
     yield local
     local.process.kill()
     local.process.wait()
     until(lambda: not marked(local.mark), "processes are left", 60)
+
+
+@pytest.fixture
+def finished(airflow):
+    """The id of a run of solaris_refresh that is green: the one that a person triggered, or one of its own."""
+    found = airflow.ask("/api/v2/dags/solaris_refresh/dagRuns?state=success")["dag_runs"]
+    run = found[0]["dag_run_id"] if found else airflow.trigger("solaris_refresh", budget=300)
+    assert airflow.wait_for("solaris_refresh", run) == "success"
+    return run
 
 
 @pytest.fixture
@@ -166,20 +119,75 @@ def test_a_person_triggers_a_run_with_a_param_and_sees_it_turn_green(airflow, br
     assert browser.save_screenshot(str(picture))
 
 
+def test_cleared_tasks_write_the_same_rows_and_the_same_snapshot(airflow, finished, spark):
+    config = load_config([PROJECT / "conf" / "airflow.toml"], [f"storage.root={airflow.data}"], environ={})
+
+    def stored():
+        snapshots = airflow.data / "snapshots"
+        files = {path.relative_to(snapshots): path.read_bytes() for path in snapshots.rglob("*") if path.is_file()}
+        return files, [contents(spark, config, name) for name in ("pair_embeddings", "rejected_rows", "snapshots")]
+
+    before = stored()
+    assert before[1][0].num_rows and Path("CURRENT") in before[0]
+    again = {"task_ids": ["embed_pairs", "export_snapshot"], "dag_run_id": finished}
+    clear = {**again, "dry_run": False, "only_failed": False}
+    airflow.ask("/api/v2/dags/solaris_refresh/clearTaskInstances", clear)
+    assert airflow.wait_for("solaris_refresh", finished) == "success"
+    tasks = airflow.tasks("solaris_refresh", finished)
+    assert {task: tries for task, (_, tries) in tasks.items() if tries > 1} == {"embed_pairs": 2, "export_snapshot": 2}
+    assert {state for state, _ in tasks.values()} == {"success"}
+    assert stored() == before
+
+
+def test_a_failed_audit_holds_the_export_back_and_its_log_says_why(airflow, finished):
+    """Only the audit of this run is to run: the other tasks are set to success while the DAG is paused."""
+    path = "/api/v2/dags/solaris_refresh"
+    live = (airflow.data / "snapshots" / "CURRENT").read_text()
+    airflow.ask(path, {"is_paused": True}, "PATCH")
+    conf = {"settings": ["audit_coverage.min_coverage=1.0", "quality.min_rows_for_rate=1"]}
+    run = airflow.ask(f"{path}/dagRuns", {"logical_date": None, "conf": conf})["dag_run_id"]
+    for task in REFRESH - {"audit_coverage", "export_snapshot"}:
+        airflow.ask(f"{path}/dagRuns/{run}/taskInstances/{task}", {"new_state": "success"}, "PATCH")
+    airflow.ask(path, {"is_paused": False}, "PATCH")
+    airflow.wait_for_task("solaris_refresh", run, "audit_coverage", ["up_for_retry", "failed"])
+    assert airflow.tasks("solaris_refresh", run)["export_snapshot"][0] is None
+    assert "is below audit_coverage.min_coverage = 1.0; the audit is written" in airflow.logs(run, "audit_coverage")
+    # Its two retries would say the same, minutes later.
+    airflow.ask(f"{path}/dagRuns/{run}/taskInstances/audit_coverage", {"new_state": "failed"}, "PATCH")
+    assert airflow.wait_for("solaris_refresh", run) == "failed"
+    assert airflow.tasks("solaris_refresh", run)["export_snapshot"][0] == "upstream_failed"
+    assert (airflow.data / "snapshots" / "CURRENT").read_text() == live
+
+
+def test_an_event_of_a_released_model_starts_an_evaluation_without_training(airflow):
+    path = "/api/v2/dags/solaris_evaluate"
+    airflow.ask(path, {"is_paused": False}, "PATCH")
+    (asset,) = airflow.ask("/api/v2/assets?name_pattern=solaris_released_model")["assets"]
+    airflow.ask("/api/v2/assets/events", {"asset_id": asset["id"]})
+    until(lambda: airflow.ask(f"{path}/dagRuns")["total_entries"], "no run came of the event")
+    (run,) = airflow.ask(f"{path}/dagRuns")["dag_runs"]
+    assert run["run_type"] == "asset_triggered"
+    airflow.wait_for_task("solaris_evaluate", run["dag_run_id"], "join_features", ["running", "success", "failed"])
+    tasks = airflow.tasks("solaris_evaluate", run["dag_run_id"])
+    assert tasks["train_foundation"] == ("skipped", 1) and tasks["join_features"] == ("running", 1)
+    # That it evaluates is seen below, without a scheduler.
+    airflow.ask(f"{path}/dagRuns/{run['dag_run_id']}", {"state": "failed"}, "PATCH")
+    until(lambda: not airflow.processes("java"), "the tasks of a run that was failed by hand go on")
+
+
 def test_a_mistake_fails_once_with_the_jobs_own_line_and_no_credential_in_the_log(airflow):
     run = airflow.trigger("solaris_refresh", settings=[f"log.path=/nowhere/{SECRET}"])
     assert airflow.wait_for("solaris_refresh", run) == "failed"
     tasks = airflow.tasks("solaris_refresh", run)
     assert tasks["ingest_log"] == ("failed", 1)
     assert tasks["export_snapshot"][0] == "upstream_failed"
-    logs = [path.read_text() for path in (airflow.home / "logs").rglob("*.log") if run in str(path)]
-    text = "\n".join(logs)
+    text = airflow.logs(run)
     assert "Error code is: 2." in text and "/nowhere/***" in text
     assert SECRET not in text
     assert airflow.ask("/api/v2/dags/~/dagRuns/~/taskInstances/~/xcomEntries")["total_entries"] == 0
 
 
-def test_runs_of_a_paused_dag_wait_and_then_run_once(airflow):
+def test_runs_of_a_paused_dag_wait_and_then_run_once_and_who_waits_too_long_is_told(airflow, alerts):
     """What a paused DAG would have done is not lost: its runs are queued, and their jobs read what is there by then."""
     path = "/api/v2/dags/solaris_daily"
     airflow.ask(path, {"is_paused": True}, "PATCH")
@@ -189,6 +197,14 @@ def test_runs_of_a_paused_dag_wait_and_then_run_once(airflow):
     assert airflow.wait_for("solaris_refresh", other) == "success"
     assert {state for state, _ in airflow.tasks("solaris_refresh", other).values()} == {"skipped"}
     assert airflow.ask(f"{path}/dagRuns/{waiting}")["state"] == "queued"
+    # As if its eight hours were over.
+    with closing(sqlite3.connect(airflow.home / "airflow.db", timeout=60)) as database, database:
+        of_run = "WHERE dagrun_id = (SELECT id FROM dag_run WHERE run_id = ?)"
+        moved = database.execute(f"UPDATE deadline SET deadline_time = '2026-01-01 00:00:00' {of_run}", [waiting])
+        assert moved.rowcount == 1
+    until(lambda: alerts[1], "the webhook was not called", 300)
+    text = f"solaris_daily {waiting} has not ended 480 minutes after it was queued; see its graph in Airflow"
+    assert alerts[1] == [("application/json", {"text": text})]
     airflow.ask(path, {"is_paused": False}, "PATCH")
     assert airflow.wait_for("solaris_daily", waiting) == "success"
     assert airflow.ask(f"{path}/dagRuns")["total_entries"] == 1
@@ -215,9 +231,21 @@ def test_a_backfill_runs_each_slice_once_and_in_order(airflow):
         assert airflow.ask(path)["rendered_fields"]["application_args"][:2] == ["--as-of", end]
 
 
+def test_everything_that_listens_does_so_on_this_machine_alone(airflow, finished):
+    """Every TCP socket of Airflow's and Spark's processes that was seen while runs went on above."""
+    seen = airflow.listening | airflow.sockets()
+    assert ("java" in {name for name, *_ in seen}) and int(airflow.url.rsplit(":", 1)[1]) in {port for *_, port in seen}
+
+    def loopback(text):
+        address = ip_address(text)
+        return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+    assert not {each for each in seen if not loopback(each[1])}
+
+
 def test_deleting_a_running_task_and_killing_the_parent_leave_no_process(airflow):
     def sparks():
-        return [process for process in marked(airflow.mark) if process.name() == "java"]
+        return airflow.processes("java")
 
     run = airflow.trigger("solaris_daily")
     until(sparks, "no Spark application was started")
@@ -227,9 +255,10 @@ def test_deleting_a_running_task_and_killing_the_parent_leave_no_process(airflow
 
     airflow.trigger("solaris_refresh")
     until(sparks, "no Spark application was started")
+    tree = airflow.tree()
     airflow.process.send_signal(signal.SIGKILL)
     airflow.process.wait()
-    until(lambda: not marked(airflow.mark), "processes are left", 60)
+    until(lambda: not (marked(airflow.mark) or [each for each in tree if each.is_running()]), "processes are left", 60)
 
 
 @pytest.mark.parametrize("dag", ["solaris_refresh", "solaris_daily", "solaris_evaluate"])
