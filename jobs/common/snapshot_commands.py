@@ -7,7 +7,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from jobs.common import snapshots
+from jobs.common import snapshot_copies, snapshots
 from jobs.common.errors import RunFailed
 from jobs.common.main import resolve
 from jobs.common.terminal import ConfigFiles, Overrides, console
@@ -16,6 +16,8 @@ app = typer.Typer(no_args_is_help=True, help="The lookup snapshots.")
 
 Id = Annotated[str, typer.Argument(help="Snapshot id")]
 LiveOrId = Annotated[str | None, typer.Argument(help="Snapshot id (default: the live one)")]
+Prefix = Annotated[str, typer.Option(help="What every key in Redis begins with")]
+KeepHours = Annotated[float, typer.Option(min=0.01, help="The keys of this version in Redis expire after this long")]
 
 
 def _root(files: list[str] | None, overrides: list[str] | None) -> str:
@@ -91,9 +93,26 @@ def unpin(snapshot_id: Id, files: ConfigFiles = None, overrides: Overrides = Non
 
 
 @app.command()
-def rollback(snapshot_id: LiveOrId = None, files: ConfigFiles = None, overrides: Overrides = None) -> None:
+def rollback(
+    snapshot_id: Annotated[
+        str | None, typer.Argument(help="Snapshot id (default: the one before the live one)")
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="URI", help="There, not in the folder: s3://BUCKET/PREFIX or redis://HOST:PORT/DB"),
+    ] = None,
+    prefix: Prefix = "solaris",
+    keep_hours: KeepHours = 24.0,
+    files: ConfigFiles = None,
+    overrides: Overrides = None,
+) -> None:
     """Make an earlier snapshot live (default: the one before), after verifying it in full."""
-    console.print(f"{snapshots.rollback(_root(files, overrides), snapshot_id)} is live", highlight=False)
+    root = _root(files, overrides)
+    if to is None:
+        console.print(f"{snapshots.rollback(root, snapshot_id)} is live", highlight=False)
+    else:
+        name = snapshot_copies.roll_back_in(to, root, snapshot_id, prefix, keep_hours)
+        console.print(f"{name} is current there", highlight=False)
 
 
 @app.command()
@@ -129,7 +148,7 @@ def push(
     overrides: Overrides = None,
 ) -> None:
     """Copy a snapshot to an object store and make it current there, for fleets without a shared disk."""
-    done = snapshots.to_object_store(_root(files, overrides), snapshot_id, uri)
+    done = snapshot_copies.to_object_store(_root(files, overrides), snapshot_id, uri)
     state = "is current there" if done.live else "is there; a later one is current"
     console.print(f"{done.bytes:,} bytes sent to {uri}; {done.snapshot_id} {state}", highlight=False)
 
@@ -140,18 +159,18 @@ def pull(
     folder: Annotated[str, typer.Argument(help="Snapshots folder on this host")],
 ) -> None:
     """Bring an object store's live snapshot to this host and make it live here."""
-    console.print(f"{snapshots.from_object_store(folder, uri)} is live in {folder}", highlight=False)
+    console.print(f"{snapshot_copies.from_object_store(folder, uri)} is live in {folder}", highlight=False)
 
 
 @app.command()
 def redis(
     url: Annotated[str, typer.Argument(help="Such as redis://127.0.0.1:6379/0")],
     snapshot_id: LiveOrId = None,
-    prefix: Annotated[str, typer.Option(help="What every key begins with")] = "solaris",
-    keep_hours: Annotated[float, typer.Option(min=0.01, help="The keys of this version expire after this long")] = 24.0,
+    prefix: Prefix = "solaris",
+    keep_hours: KeepHours = 24.0,
     files: ConfigFiles = None,
     overrides: Overrides = None,
 ) -> None:
     """Copy a snapshot to Redis and make it current there, for fleets that want a network store."""
-    copied, name = snapshots.to_redis(_root(files, overrides), snapshot_id, url, prefix, keep_hours)
+    copied, name = snapshot_copies.to_redis(_root(files, overrides), snapshot_id, url, prefix, keep_hours)
     console.print(f"{copied:,} keys; {name} is in Redis below {prefix}:", highlight=False)

@@ -29,17 +29,24 @@ class Pushed:
     live: bool
 
 
-def push(root: str | Path, snapshot_id: str | None, uri: str) -> Pushed:
+def push(root: str | Path, snapshot_id: str | None, uri: str, *, replaces: str | None = None) -> Pushed:
     """Copies a snapshot (default: the live one) of the folder `root` to s3://BUCKET/PREFIX and makes it current there,
     unless the store's current one is of a later as_of.
 
-    Credentials, region and endpoint come from the AWS_* environment or an instance role. Raises UserError, one line,
-    for a wrong URI, a missing bucket or credentials that don't fit; SnapshotError if the snapshot is damaged.
+    replaces: a rollback: what `current_in` said. CURRENT moves whatever the as_of, and not at all (a UserError) if
+    another publisher has moved it since. Credentials, region and endpoint come from the AWS_* environment or an
+    instance role. Raises UserError, one line, for a wrong URI, a missing bucket or credentials that don't fit;
+    SnapshotError if the snapshot is damaged.
     """
     folder, manifest = find_snapshot(Path(root), snapshot_id)
     check_files(folder, manifest, range(manifest.shards), hashes=True)
     store = _Store(uri)
-    return store.push(folder, manifest)
+    return store.push(folder, manifest, replaces)
+
+
+def current_in(uri: str) -> str:
+    """What CURRENT of s3://BUCKET/PREFIX holds; an empty text if there is none. Raises UserError as `push` does."""
+    return _Store(uri).current()
 
 
 class _Store:
@@ -61,15 +68,24 @@ class _Store:
         except self.errors as error:
             raise UserError(f"{uri}: {str(error).splitlines()[0][:300]}") from None
 
-    def push(self, folder: Path, manifest: Manifest) -> Pushed:
+    def current(self) -> str:
+        try:
+            return self._get(CURRENT)[0].strip()
+        except self.errors as error:
+            raise self._fault(error) from None
+
+    def push(self, folder: Path, manifest: Manifest, replaces: str | None) -> Pushed:
         name = manifest.snapshot_id
         try:
             with ThreadPoolExecutor(THREADS) as pool:
                 sent = sum(pool.map(lambda file: self._send(folder, name, file), manifest.files))
             self._put(f"{name}/{MANIFEST}", manifest.to_json())
-            return Pushed(name, sent, self._move_current(manifest))
+            return Pushed(name, sent, self._move_current(manifest, replaces))
         except self.errors as error:
-            raise UserError(f"{self.uri}: {str(error).splitlines()[0][:300]}") from None
+            raise self._fault(error) from None
+
+    def _fault(self, error: Exception) -> UserError:
+        return UserError(f"{self.uri}: {str(error).splitlines()[0][:300]}")
 
     def _send(self, folder: Path, name: str, file: FileEntry) -> int:
         """Sends one file unless it is there. Returns the bytes sent."""
@@ -86,19 +102,23 @@ class _Store:
         )
         return file.bytes
 
-    def _move_current(self, manifest: Manifest) -> bool:
-        for _ in range(TRIES):
+    def _move_current(self, manifest: Manifest, replaces: str | None) -> bool:
+        for _ in range(1 if replaces is not None else TRIES):
             text, tag = self._get(CURRENT)
-            if text.strip() == manifest.snapshot_id:
+            if replaces is None and text.strip() == manifest.snapshot_id:
                 return True
-            if self._as_of(text.strip()) > manifest.as_of_micros:
+            if replaces is None and self._as_of(text.strip()) > manifest.as_of_micros:
                 return False
+            if replaces is not None and text.strip() != replaces:
+                break
             try:
                 self._put(CURRENT, manifest.snapshot_id + "\n", **({"IfMatch": tag} if tag else {"IfNoneMatch": "*"}))
                 return True
             except self.refused as error:
                 if error.response["ResponseMetadata"]["HTTPStatusCode"] not in (409, 412):
                     raise
+        if replaces is not None:
+            raise UserError(f"{self.uri}: another publisher moved CURRENT meanwhile; see what it names, then try again")
         raise UserError(f"{self.uri}: CURRENT was moved by others {TRIES} times meanwhile; push again")
 
     def _as_of(self, name: str) -> int:

@@ -16,14 +16,12 @@ from typing import Any, ParamSpec, TypeVar
 from jobs.common.clock import from_micros
 from jobs.common.errors import UserError
 from jobs.common.retention import PINNED, lease_ages, leased_snapshots, pinned_snapshots, removable_snapshots
-from jobs.common.snapshot_push import Pushed, push
 from solaris_udf.snapshot.compare import SnapshotDiff, diff
 from solaris_udf.snapshot.errors import SnapshotError
 from solaris_udf.snapshot.layout import LEASES, STAGING_PREFIX, is_safe_name
 from solaris_udf.snapshot.manifest import Manifest
 from solaris_udf.snapshot.opening import find_snapshot
 from solaris_udf.snapshot.publish import list_snapshots, read_current, read_manifest, set_current
-from solaris_udf.snapshot.pull import pull
 from solaris_udf.snapshot.reader import Snapshot
 from solaris_udf.snapshot.storage import LocalStorage
 
@@ -59,7 +57,9 @@ class Garbage:
     kept: int
 
 
-def _one_error(function: Callable[P, T]) -> Callable[P, T]:
+def one_error(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, with what the reader finds wrong as a UserError."""
+
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -70,7 +70,7 @@ def _one_error(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-@_one_error
+@one_error
 def list_all(root: str | Path) -> list[SnapshotInfo]:
     """Every snapshot of the folder, by slice; damaged ones with their fault."""
     storage = LocalStorage(root)
@@ -100,7 +100,7 @@ def list_all(root: str | Path) -> list[SnapshotInfo]:
     return found
 
 
-@_one_error
+@one_error
 def inspect(root: str | Path, snapshot_id: str | None = None) -> dict[str, Any]:
     """The figures of one snapshot (the live one by default), as they stand in its manifest, without the file list."""
     _, manifest = find_snapshot(Path(root), snapshot_id)
@@ -142,9 +142,9 @@ def verify(root: str | Path, snapshot_id: str | None = None) -> list[str]:
 
     Raises UserError if there is no such snapshot.
     """
-    storage = _folder(root)
+    storage = folder_at(root)
     if snapshot_id is not None:
-        _existing(storage, snapshot_id)
+        existing(storage, snapshot_id)
     try:
         Snapshot.open(root, pin=snapshot_id, verify="full", engine="numpy")
     except SnapshotError as error:
@@ -152,7 +152,7 @@ def verify(root: str | Path, snapshot_id: str | None = None) -> list[str]:
     return []
 
 
-@_one_error
+@one_error
 def compare(root: str | Path, old: str, new: str) -> SnapshotDiff:
     """What the new snapshot added, removed and changed."""
     return diff(Snapshot.open(root, pin=old, engine="numpy"), Snapshot.open(root, pin=new, engine="numpy"))
@@ -163,20 +163,20 @@ def pinned(root: str | Path) -> set[str]:
     return pinned_snapshots(Path(root))
 
 
-@_one_error
+@one_error
 def pin(root: str | Path, snapshot_id: str) -> None:
     """Keeps a snapshot from gc, and from maintain_tables, until it is unpinned: a line of the file PINNED."""
-    storage = _folder(root)
+    storage = folder_at(root)
     with storage.lock():
-        _existing(storage, snapshot_id)
+        existing(storage, snapshot_id)
         if snapshot_id not in pinned(root):
             storage.replace_text(PINNED, _pin_lines(storage) + snapshot_id + "\n")
 
 
-@_one_error
+@one_error
 def unpin(root: str | Path, snapshot_id: str) -> None:
     """Takes a pin away. Raises UserError if there is none."""
-    storage = _folder(root)
+    storage = folder_at(root)
     with storage.lock():
         if snapshot_id not in pinned(root):
             known = ", ".join(sorted(pinned(root))) or "none"
@@ -185,31 +185,38 @@ def unpin(root: str | Path, snapshot_id: str) -> None:
         storage.replace_text(PINNED, "".join(line + "\n" for line in kept))
 
 
-@_one_error
+@one_error
 def rollback(root: str | Path, snapshot_id: str | None = None) -> str:
     """Moves CURRENT to a snapshot, by default the one before the live one, after verifying it in full. Returns its id.
 
     The next export of a later as_of moves CURRENT on again: stop the schedule first if it must stay. The move is noted
     in the file ROLLBACKS, so that joins and audits know what served from then on.
     """
-    storage = _folder(root)
+    storage = folder_at(root)
     with storage.lock():
-        target = snapshot_id
-        if target is None:
-            live = _current_or_none(storage)
-            earlier = [name for name in list_snapshots(storage) if live is None or name < live]
-            if not earlier:
-                raise UserError(f"there is no snapshot before {live or 'CURRENT'} below {root} to roll back to")
-            target = earlier[-1]
-        _existing(storage, target)
+        target = snapshot_before(storage, _current_or_none(storage)) if snapshot_id is None else snapshot_id
+        existing(storage, target)
         Snapshot.open(root, pin=target, verify="full", engine="numpy")
         set_current(storage, target)
-        moved = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ} {target}\n"
-        storage.replace_text(ROLLBACKS, (storage.read_text(ROLLBACKS) or "") + moved)
+        note_rollback(storage, target)
     return target
 
 
-@_one_error
+def note_rollback(storage: LocalStorage, name: str) -> None:
+    """Adds the line that joins and audits replay by: from now on this snapshot answers. Hold the storage's lock."""
+    moved = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ} {name}\n"
+    storage.replace_text(ROLLBACKS, (storage.read_text(ROLLBACKS) or "") + moved)
+
+
+def snapshot_before(storage: LocalStorage, live: str | None) -> str:
+    """The newest snapshot of the folder before the live one (None: of all). Raises UserError if there is none."""
+    earlier = [name for name in list_snapshots(storage) if live is None or name < live]
+    if not earlier:
+        raise UserError(f"there is no snapshot before {live or 'CURRENT'} below {storage.root} to roll back to")
+    return earlier[-1]
+
+
+@one_error
 def rollbacks(root: str | Path) -> list[tuple[datetime, str]]:
     """When CURRENT was moved by hand, and to which snapshot, in order. Raises UserError for a line that is not one."""
     found = []
@@ -222,7 +229,7 @@ def rollbacks(root: str | Path) -> list[tuple[datetime, str]]:
     return sorted(found)
 
 
-@_one_error
+@one_error
 def gc(
     root: str | Path,
     keep: int,
@@ -270,46 +277,15 @@ def gc(
     return Garbage(doomed, leftovers, len(names) - len(doomed))
 
 
-@_one_error
-def to_redis(
-    root: str | Path, snapshot_id: str | None, url: str, prefix: str = "solaris", keep_hours: float = 24.0
-) -> tuple[int, str]:
-    """Copies a snapshot (default: the live one) to Redis and makes it current there. Returns the keys and its id."""
-    try:
-        import redis
-    except ImportError:
-        raise UserError("copying to Redis needs the redis package: pip install 'solaris-pipeline[redis]'") from None
-    from solaris_udf.snapshot.redis_export import export
-
-    snapshot = Snapshot.open(root, pin=snapshot_id, verify="full", engine="numpy")
-    try:
-        client = redis.Redis.from_url(url)
-    except ValueError as error:
-        raise UserError(f"{url!r} is no Redis address: {error}") from None
-    with client:
-        return export(snapshot, client, prefix=prefix, keep_seconds=round(keep_hours * 3600)), snapshot.snapshot_id
-
-
-def _folder(root: str | Path) -> LocalStorage:
+def folder_at(root: str | Path) -> LocalStorage:
     """The snapshots folder. Raises UserError if there is none, so that no lock file makes one."""
     if not Path(root).is_dir():
         raise UserError(f"there is no folder {root}; --config or --set storage.root says where snapshots are")
     return LocalStorage(root)
 
 
-@_one_error
-def to_object_store(root: str | Path, snapshot_id: str | None, uri: str) -> Pushed:
-    """Copies a snapshot (default: the live one) to s3://BUCKET/PREFIX and makes it current there."""
-    return push(root, snapshot_id, uri)
-
-
-@_one_error
-def from_object_store(root: str | Path, uri: str) -> str:
-    """Brings an object store's live snapshot into the folder and makes it live. Returns its id."""
-    return pull(uri, root)
-
-
-def _existing(storage: LocalStorage, name: str) -> None:
+def existing(storage: LocalStorage, name: str) -> None:
+    """Raises UserError, with the latest ones' names, if the folder has no such snapshot."""
     if not is_safe_name(name) or name not in list_snapshots(storage):
         known = ", ".join(list_snapshots(storage)[-5:]) or "none"
         raise UserError(f"there is no snapshot {name!r} below {storage.root}; the latest: {known}")

@@ -27,14 +27,20 @@ _ROWS = 2_000  # rows of one pipeline: a few hundred kilobytes on the wire
 
 
 def export(
-    snapshot: Snapshot, client: "redis.Redis[bytes]", *, prefix: str = "solaris", keep_seconds: int = 86_400
+    snapshot: Snapshot,
+    client: "redis.Redis[bytes]",
+    *,
+    prefix: str = "solaris",
+    keep_seconds: int = 86_400,
+    replaces: str | None = None,
 ) -> int:
     """Copies a snapshot, all of whose shards are held, and makes it current unless a later one is.
 
     Returns the number of pairs and users copied.
 
-    keep_seconds: when the keys of this version expire. Copying the same version again only renews that. Raises
-    SnapshotError if Redis can't be reached or refuses, with `current` left alone.
+    keep_seconds: when the keys of this version expire. Copying the same version again only renews that. replaces: a
+    rollback: what `current_in` said; `current` moves to an earlier slice too, and not at all if it names another by
+    then. Raises SnapshotError if Redis can't be reached or refuses, with `current` left alone.
     """
     import redis
 
@@ -48,7 +54,7 @@ def export(
             pipeline.execute()
             count += len(commands)
         client.set(f"{base}:manifest", snapshot.manifest.to_json(), ex=keep_seconds)
-        _flip(client, f"{prefix}:current", snapshot)
+        _flip(client, f"{prefix}:current", snapshot, replaces)
     except redis.RedisError as error:
         raise SnapshotError(
             f"Redis refused the copy of {snapshot.snapshot_id}: {error}; {prefix}:current was left alone"
@@ -56,14 +62,29 @@ def export(
     return count
 
 
-def _flip(client: "redis.Redis[bytes]", key: str, snapshot: Snapshot) -> None:
+def current_in(client: "redis.Redis[bytes]", prefix: str = "solaris") -> str:
+    """The id that `<prefix>:current` names; an empty text without one. Raises SnapshotError if Redis can't be read."""
+    import redis
+
+    try:
+        return _text(client.get(f"{prefix}:current"))
+    except redis.RedisError as error:
+        raise SnapshotError(f"Redis refused to say what {prefix}:current is: {error}") from None
+
+
+def _text(value: object) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value or "")
+
+
+def _flip(client: "redis.Redis[bytes]", key: str, snapshot: Snapshot, replaces: str | None) -> None:
     """Sets current in one transaction; of two copies at once the one of the later slice stays."""
 
     def move(pipeline: "redis.client.Pipeline[bytes]") -> None:
-        live = pipeline.get(key)
-        name = live.decode() if isinstance(live, bytes) else live
+        name = _text(pipeline.get(key))
+        if replaces is not None and name != replaces:
+            raise SnapshotError(f"another publisher moved {key} to {name[:80]!r} meanwhile; see to it, then try again")
         pipeline.multi()
-        if name is None or str(name).split("-")[0] <= snapshot.manifest.slice:
+        if replaces is not None or name.split("-")[0] <= snapshot.manifest.slice:
             pipeline.set(key, snapshot.snapshot_id)
 
     client.transaction(move, key)  # type: ignore[no-untyped-call]

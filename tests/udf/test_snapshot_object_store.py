@@ -2,11 +2,12 @@
 
 import os
 import threading
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
 
-from jobs.common import snapshots
+from jobs.common import snapshot_copies, snapshots
 from jobs.common.errors import UserError
 from jobs.common.snapshot_push import push
 from solaris_udf.snapshot import Snapshot, SnapshotError, SnapshotFollower
@@ -53,13 +54,13 @@ def value(snapshot, user, item):
 def test_a_follower_elsewhere_serves_what_was_pushed_and_then_the_next(s3, tmp_path):
     client, uri = s3
     old = publish_snapshot(tmp_path / "here", OLD)
-    done = snapshots.to_object_store(tmp_path / "here", None, uri)
+    done = snapshot_copies.to_object_store(tmp_path / "here", None, uri)
     assert (done.snapshot_id, done.live) == (old, True) and done.bytes > 0
     with SnapshotFollower(tmp_path / "there", poll_seconds=600, source=uri, engine="numpy") as follower:
         assert value(follower.snapshot, 1, 1) == [1.0, 1.0]
         new = publish_snapshot(tmp_path / "here", NEW, **LATER)
         assert not follower.poll()  # published here, not pushed yet
-        snapshots.to_object_store(tmp_path / "here", None, uri)
+        snapshot_copies.to_object_store(tmp_path / "here", None, uri)
         assert follower.poll() and follower.snapshot.snapshot_id == new
         assert value(follower.snapshot, 1, 1) == [5.0, 5.0]
     assert current(client, uri) == new + "\n"
@@ -143,16 +144,78 @@ def test_a_damaged_file_in_the_store_leaves_the_folder_as_it_was(s3, tmp_path):
     assert {path.name for path in (tmp_path / "there").iterdir() if path.is_dir()} == {old}
 
 
-def test_rolling_back_in_the_store_rolls_back_the_hosts(s3, tmp_path):
+@pytest.fixture
+def pushed(s3, tmp_path):
+    """The client, the URI, the folder, and the ids of the two snapshots that were pushed from it."""
     client, uri = s3
     names = [publish_snapshot(tmp_path / "here", OLD), publish_snapshot(tmp_path / "here", NEW, **LATER)]
     for name in names:
         push(tmp_path / "here", name, uri)
-    assert pull(uri, tmp_path / "there") == names[1]
-    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    client.put_object(Bucket=bucket, Key=f"{prefix}/CURRENT", Body=names[0].encode())
-    assert pull(uri, tmp_path / "there") == names[0]
-    assert Snapshot.open(tmp_path / "there", engine="numpy").snapshot_id == names[0]
+    return client, uri, tmp_path / "here", names
+
+
+def test_a_rollback_in_the_store_takes_the_hosts_back_and_is_noted(pushed, tmp_path):
+    client, uri, here, (old, new) = pushed
+    with SnapshotFollower(tmp_path / "there", poll_seconds=600, source=uri, engine="numpy") as follower:
+        assert value(follower.snapshot, 1, 1) == [5.0, 5.0]
+        # What somebody deleted in the store is sent again.
+        bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+        client.delete_object(Bucket=bucket, Key=f"{prefix}/{old}/shard-00001-of-00002/pairs.arrow")
+        before = datetime.now(UTC)
+        assert snapshot_copies.roll_back_in(uri, here) == old
+        assert follower.poll() and value(follower.snapshot, 1, 1) == [1.0, 1.0]
+    assert current(client, uri) == old + "\n"
+    assert (here / "CURRENT").read_text() == new + "\n"
+    ((moment, name),) = snapshots.rollbacks(here)
+    assert name == old and before <= moment <= datetime.now(UTC)
+    assert snapshot_copies.roll_back_in(uri, here, new) == new and current(client, uri) == new + "\n"
+    assert [name for _, name in snapshots.rollbacks(here)] == [old, new]
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+def test_a_rollback_does_not_overwrite_another_publishers_move(pushed, monkeypatch, looks):
+    """The other moves CURRENT after this one's first look, or between its last look and its put."""
+    from jobs.common import snapshot_push
+
+    client, uri, here, (old, _) = pushed
+    third = publish_snapshot(here, OLD, slice_name="20260103T120000Z", as_of=12 * HOUR)
+    get, seen = snapshot_push._Store._get, []
+
+    def get_then_lose(store, name):
+        found = get(store, name)
+        seen.append(name)
+        if seen.count("CURRENT") == looks:
+            monkeypatch.setattr(snapshot_push._Store, "_get", get)
+            push(here, third, uri)
+        return found
+
+    monkeypatch.setattr(snapshot_push._Store, "_get", get_then_lose)
+    with pytest.raises(UserError, match="another publisher moved CURRENT meanwhile"):
+        snapshot_copies.roll_back_in(uri, here, old)
+    assert current(client, uri) == third + "\n" and snapshots.rollbacks(here) == []
+
+
+def test_what_a_rollback_elsewhere_cannot_do_is_one_line_and_moves_nothing(pushed, tmp_path):
+    client, uri, here, (old, new) = pushed
+    place = f"{uri}/nothing-yet"
+    for target, snapshot_id, message in (
+        (place, None, "names no snapshot"),
+        (uri, "x", "there is no snapshot 'x'"),
+        ("/a/folder", old, "s3://BUCKET/PREFIX or redis://"),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            snapshot_copies.roll_back_in(target, here, snapshot_id)
+        assert "\n" not in str(caught.value)
+    victim = next((here / old).rglob("pairs.arrow"))
+    victim.write_bytes(victim.read_bytes()[:-1] + b"x")
+    with pytest.raises(UserError, match="sha256"):
+        snapshot_copies.roll_back_in(uri, here)
+    assert current(client, uri) == new + "\n" and snapshots.rollbacks(here) == []
+    assert snapshot_copies.roll_back_in(place, here, new) == new and current(client, place) == new + "\n"
+    push(tmp_path / "here", new, uri)
+    victim.parent.parent.rename(tmp_path / "gone")
+    with pytest.raises(UserError, match="there is no snapshot before"):
+        snapshot_copies.roll_back_in(uri, here)
 
 
 def test_mistakes_are_one_line_without_a_credential(s3, tmp_path, monkeypatch):
