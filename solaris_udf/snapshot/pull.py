@@ -18,6 +18,7 @@ from solaris_udf.snapshot.publish import publish, read_current, read_manifest, s
 from solaris_udf.snapshot.storage import LocalStorage
 
 THREADS = 8
+PULL_LOCK, PULL_SECONDS = ".pull.lock", 3600  # how long one process waits for another one's fetch
 
 
 def open_store(uri: str) -> tuple[fs.FileSystem, str]:
@@ -36,27 +37,38 @@ def open_store(uri: str) -> tuple[fs.FileSystem, str]:
 def pull(uri: str, root: str | Path) -> str:
     """Brings the live snapshot of the store into the snapshots folder `root` and makes it live there. Returns its id.
 
-    Does nothing if it is there already. Files that the local live snapshot has are linked, not fetched. Every file is
-    checked against its hash before CURRENT moves; a pull that fails or is killed leaves the folder as it was. Where the
-    store's CURRENT moves back, it moves back here too. Raises SnapshotError, one line, if the store can't be read or
-    what it holds is damaged.
+    Does nothing if it is there already. Files that the local live snapshot has are linked, not fetched. Of many
+    processes of a host one fetches, and the others wait for it and use what it brought. Every file is checked against
+    its hash before CURRENT moves; a pull that fails or is killed leaves the folder as it was. Where the store's CURRENT
+    moves back, it moves back here too. Raises SnapshotError, one line, if the store can't be read or what it holds is
+    damaged.
     """
     store, folder = open_store(uri)
     storage = LocalStorage(root)
+    name = _current(store, folder, uri)
+    live = _live(storage)
+    if live is not None and live.snapshot_id == name:
+        return name
+    with storage.lock(PULL_SECONDS, PULL_LOCK):
+        name = _current(store, folder, uri)  # it may have moved on while another process fetched
+        previous = _live(storage)
+        if previous is not None and previous.snapshot_id == name:
+            return name
+        if not _is_whole(storage, name):
+            where = f"{folder}/{name}"
+            manifest = Manifest.parse(_read(store, f"{where}/{MANIFEST}", uri), f"{uri}/{name}/{MANIFEST}")
+            if manifest.snapshot_id != name:
+                raise SnapshotError(f"{uri}/{name}/{MANIFEST} belongs to snapshot {manifest.snapshot_id!r}")
+            _bring(store, where, uri, storage, manifest, previous)
+        with storage.lock():
+            set_current(storage, name)
+    return name
+
+
+def _current(store: fs.FileSystem, folder: str, uri: str) -> str:
     name = _read(store, f"{folder}/{CURRENT}", uri).decode("utf-8", "replace").strip()
     if not is_safe_name(name):
         raise SnapshotError(f"{CURRENT} below {uri} does not hold a snapshot id: {name[:80]!r}")
-    previous = _live(storage)
-    if previous is not None and previous.snapshot_id == name:
-        return name
-    if not _is_whole(storage, name):
-        where = f"{folder}/{name}"
-        manifest = Manifest.parse(_read(store, f"{where}/{MANIFEST}", uri), f"{uri}/{name}/{MANIFEST}")
-        if manifest.snapshot_id != name:
-            raise SnapshotError(f"{uri}/{name}/{MANIFEST} belongs to snapshot {manifest.snapshot_id!r}")
-        _bring(store, where, uri, storage, manifest, previous)
-    with storage.lock():
-        set_current(storage, name)
     return name
 
 

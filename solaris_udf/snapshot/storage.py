@@ -84,24 +84,25 @@ class LocalStorage:
         shutil.rmtree(doomed, ignore_errors=True)
 
     @contextmanager
-    def lock(self, wait_seconds: float = 30.0) -> Iterator[None]:
-        """Holds the publishers' lock. The system frees it when a process dies, so a killed publisher blocks nobody.
+    def lock(self, wait_seconds: float = 30.0, name: str = LOCK) -> Iterator[None]:
+        """Holds a lock file, by default the publishers'. The system frees it when a process dies, so that a killed one
+        blocks nobody.
 
-        Raises SnapshotError if another publisher holds it for longer than wait_seconds.
+        Raises SnapshotError if another process holds it for longer than wait_seconds.
         """
         import fcntl
 
         self.root.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + wait_seconds
-        with (self.root / LOCK).open("a") as file:
+        with (self.root / name).open("a") as file:
             while True:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
                     if time.monotonic() >= deadline:
-                        held = self.root / LOCK
-                        raise SnapshotError(f"another publisher holds {held}; try again when it is done") from None
+                        held = self.root / name
+                        raise SnapshotError(f"another process holds {held}; try again when it is done") from None
                     time.sleep(0.05)
             yield
 
