@@ -51,6 +51,16 @@ int64_t number(const std::string& json, const std::string& key) {
   return std::stoll(json.substr(at + key.size() + 3));
 }
 
+// Another major version may have other columns, or mean something else by them; a later minor one only adds keys.
+void check_version(const std::string& json) {
+  const std::string key = "\"format_version\":";
+  const auto at = json.find(key), from = json.find('"', at + key.size()) + 1;
+  if (at == std::string::npos || from == 0) throw std::runtime_error("manifest.json has no format_version");
+  const std::string version = json.substr(from, json.find('"', from) - from);
+  if (version.rfind("1.", 0) == 0) return;
+  throw std::runtime_error("manifest.json has format version " + version + "; this reader knows 1.x");
+}
+
 float half(uint16_t bits) {
   const int exponent = (bits >> 10) & 31, fraction = bits & 1023;
   const float size = exponent ? std::ldexp(1024.0f + fraction, exponent - 25) : std::ldexp(1.0f * fraction, -24);
@@ -61,6 +71,7 @@ arrow::Status lookup(const std::string& folder, int64_t user, int64_t item, int6
   std::stringstream text;
   text << std::ifstream(folder + "/manifest.json").rdbuf();
   const std::string manifest = text.str();
+  check_version(manifest);
   const uint64_t shards = number(manifest, "shards"), of_user = xxh64(user, 42), hash = xxh64(item, of_user);
   char shard[32];
   std::snprintf(shard, sizeof shard, "/shard-%05d-of-%05d/", static_cast<int>((of_user & 0xFFFFFFFF) % shards),

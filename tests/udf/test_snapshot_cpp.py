@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from solaris_udf.snapshot import Snapshot
+from solaris_udf.snapshot.layout import FORMAT_MAJOR, FORMAT_MINOR
 from solaris_udf.tiers import PAIR
 from tests.udf.snapshot_fakes import HIGH, HOUR, LOW, publish_snapshot
 
@@ -58,3 +59,25 @@ def test_cpp_says_what_is_wrong_in_one_line(program, tmp_path):
         assert out.returncode == 2
         assert out.stderr.startswith("lookup: ")
         assert out.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "known"), [("1.0", True), ("1.9", True), ("2.0", False), ("10.1", False), ("0.9", False)]
+)
+def test_cpp_refuses_another_major_version(program, tmp_path, version, known):
+    folder = tmp_path / publish_snapshot(tmp_path, {(1, 2): ((0.5, -3.0), 0)})
+    manifest = folder / "manifest.json"
+    text = manifest.read_text()
+    assert text.count('"format_version": "1.0"') == 1
+    manifest.write_text(text.replace('"format_version": "1.0"', f'"format_version": "{version}"'))
+    out = ask(program, folder, 1, 2, 0)
+    if known:
+        assert (out.returncode, out.stdout) == (0, "0 0.5 -3\n")
+    else:
+        told = f"lookup: manifest.json has format version {version}; this reader knows 1.x\n"
+        assert (out.returncode, out.stdout, out.stderr) == (2, "", told)
+
+
+def test_the_format_page_is_of_the_version_that_is_written():
+    page = (SOURCE.parents[1] / "docs" / "snapshot-format.md").read_text().splitlines()
+    assert page[0] == f"# The snapshot format, version {FORMAT_MAJOR}.{FORMAT_MINOR}"
