@@ -1,7 +1,7 @@
 """embed_pairs: runs the foundation model on the pairs that predict_pairs selected.
 
-Reads candidate_pairs of the slice (action compute), each user's history and the items as of the run, and the newest
-foundation model trained up to then. Writes pair_embeddings, and refused pairs (NaN, wrong length) to rejected_rows.
+Reads candidate_pairs of the slice (action compute), each user's history and the items as of the run, and the foundation
+model that embed_pairs.model names, or else the newest trained up to then. Writes pair_embeddings, and refused pairs (NaN, wrong length) to rejected_rows.
 Work is kept in chunks below staging/, so a run that was killed goes on where it stopped and no pair is computed twice.
 """
 
@@ -26,7 +26,7 @@ from jobs.common.errors import RunFailed, UserError
 from jobs.common.item_table import write_item_table
 from jobs.common.log import histories_at
 from jobs.common.main import main
-from jobs.common.models import require_model
+from jobs.common.models import model_roots, require_model
 from jobs.common.runs import Report, Run
 from solaris_udf.foundation.contract import Description, load_description, sha256_of
 from solaris_udf.foundation.features import COUNTS, ModelError
@@ -40,7 +40,11 @@ class Settings(Section):
     """The [embed_pairs] section."""
 
     section = "embed_pairs"
-    model: str = Field("", description="Model folder to use; empty: the newest below storage.root/models/foundation")
+    model: str = Field(
+        "",
+        description="Model folder that every job works with from now on, whatever its slice; empty: the newest below "
+        "storage.root/models/foundation",
+    )
     align: bool = Field(
         False,
         description="Turn a new model's vectors onto the old one's space (orthogonal Procrustes), decided in the new "
@@ -93,7 +97,7 @@ def rejections(refused: DataFrame) -> DataFrame:
 
 def run(run: Run, settings: Settings) -> Report:
     """Embeds what is missing in chunks, then publishes all of the slice at once."""
-    folder, description, roots = _model(run, settings)
+    folder, description = _model(run)
     items = write_item_table(run)
     histories = histories_at(run.tables, run.as_of)
     limits = Limits(settings.batch_tokens, settings.batch_pairs, settings.batch_mb << 20)
@@ -107,7 +111,7 @@ def run(run: Run, settings: Settings) -> Report:
             limits=limits,
             half=settings.half_precision,
             compiled=settings.compile,
-            roots=roots,
+            roots=model_roots(run.config),
             rotation=rotation,
         )
 
@@ -148,11 +152,10 @@ def run(run: Run, settings: Settings) -> Report:
     )
 
 
-def _model(run: Run, settings: Settings) -> tuple[Path, Description, list[str]]:
-    folder = Path(settings.model) if settings.model else require_model(run.config, "foundation", run.as_of)
-    roots = [run.config.path("models"), *settings.model_roots]
+def _model(run: Run) -> tuple[Path, Description]:
+    folder = require_model(run.config, "foundation", run.as_of)
     try:
-        return folder, load_description(folder, roots), roots
+        return folder, load_description(folder, model_roots(run.config))
     except ModelError as error:
         raise UserError(f"foundation model: {error}") from None
 

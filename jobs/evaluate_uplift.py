@@ -177,7 +177,7 @@ def _main_rows(
     for key, said in ((FM, part.rows.soft.astype(np.float64)), (FRESH, part.fresh)):
         refused = int(np.isnan(said).sum())
         if span.folder is None:
-            missing = f"model {span.model_version} is not below models/foundation"
+            missing = f"model {span.model_version} is not below models/foundation, nor named by embed_pairs.model"
             notes.append(Figure(*key, -1, "log_loss", None, note=missing))
         elif refused:
             notes.append(Figure(*key, -1, "log_loss", None, note=f"the model refused {refused} rows"))

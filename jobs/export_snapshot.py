@@ -123,18 +123,9 @@ def find_source(run: Run) -> Source:
 
     Raises UserError if there is no model and the fresh embeddings have none, or several, versions.
     """
-    try:
-        folder = served_model(run)
-    except ValueError as error:
-        raise UserError(f"export_snapshot {run.slice}: {error}") from None
-    if folder is not None:
-        from solaris_udf.foundation.contract import load_description
-
-        try:
-            description = load_description(folder)
-        except ValueError as error:
-            raise UserError(f"export_snapshot {run.slice}: {error}") from None
-        return Source(description.version, description.embedding_dim)
+    model = served_model(run)
+    if model is not None:
+        return Source(model.version, model.embedding_dim)
     found: list[str] = []
     for table, hours in (
         ("pair_embeddings", run.config.serving.ttl_hours),

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from jobs.common.config import Config
 from jobs.common.errors import UserError
-from jobs.common.models import latest_model
+from jobs.common.models import declared, latest_model
 from jobs.common.pair_features import FEATURES
 from solaris_udf.selection import UNIT_COSTS, Costs
 from solaris_udf.verifier import Verifier, VerifierError, load
@@ -28,13 +28,11 @@ class Foundation:
 
 
 def foundation_at(config: Config, as_of: datetime) -> Foundation:
-    """The foundation model that embed_pairs will use."""
+    """The foundation model that embed_pairs will use. Raises UserError if its model.json can't be read."""
     folder = latest_model(config, "foundation", as_of)
     if folder is None:
         return Foundation()
-    from solaris_udf.foundation.contract import load_description
-
-    found = load_description(folder)
+    found = declared(config, folder)
     return Foundation(Costs(float(found.flops_per_user), float(found.flops_per_pair)), found.version)
 
 

@@ -12,6 +12,7 @@ from jobs.common.alignment import load_alignment
 from jobs.common.clock import as_of_of
 from jobs.common.config import Config
 from jobs.common.errors import UserError
+from jobs.common.models import declared, model_roots, models_until, trained_at
 from jobs.common.runs import Run
 from jobs.common.vm_budget import with_bought_at
 from jobs.common.vm_rows import (
@@ -46,7 +47,8 @@ def choose_span(run: Run, start: datetime) -> Span:
     """The rows of [start, as_of) that can be used honestly.
 
     Vectors of one model version only, the one that served most rows. The foundation model was trained on what came
-    before its slice, so rows before that are left out: it has seen their labels.
+    before its slice, so rows before that are left out: it has seen their labels. Of one that embed_pairs.model names
+    that time is not known.
 
     Raises UserError if there are no shown rows, or none that was served a vector.
     """
@@ -67,18 +69,17 @@ def choose_span(run: Run, start: datetime) -> Span:
             "run predict_pairs, embed_pairs and export_snapshot for the slices before them"
         )
     version = max(served, key=lambda row: (row.served, row.model_version)).model_version
-    folder = model_of_version(run.config, version)
-    if folder is not None:
-        start = max(start, as_of_of(folder.name))
+    folder = model_of_version(run, version)
+    since = None if folder is None else trained_at(run.config, folder)
+    if since is not None:
+        start = max(start, as_of_of(since))
     return Span(start, run.as_of, version, folder, total)
 
 
-def model_of_version(config: Config, version: str) -> Path | None:
+def model_of_version(run: Run, version: str) -> Path | None:
     """The folder of the foundation model of that version, the earliest if it was trained twice; None if not here."""
-    from solaris_udf.foundation.contract import load_description
-
-    folders = sorted(path.parent for path in Path(config.path("models", "foundation")).glob("*/model.json"))
-    return next((folder for folder in folders if load_description(folder).version == version), None)
+    folders = reversed(models_until(run.config, "foundation", run.as_of))
+    return next((folder for folder in folders if declared(run.config, folder).version == version), None)
 
 
 def sampled(rows: DataFrame, total: int, most: int) -> DataFrame:
@@ -94,14 +95,20 @@ def foundation_says(states: DataFrame, folder: Path, items_path: Path, config: C
 
     states: user_id, at, item_ids and the history's columns. Null where the model refused a pair.
     """
-    from solaris_udf.foundation.contract import load_description
     from solaris_udf.foundation.udf import OUTPUT_DDL, embed_udf
 
-    description = load_description(folder)
+    description = declared(config, folder)
     heads, aligned = description.heads, load_alignment(config, description.version)
     place = heads.index("click") if "click" in heads else 0
     rotation = aligned.matrix if aligned else None
-    embed = embed_udf(folder, items_path, threads=config.spark.task_cpus, logits=True, rotation=rotation)
+    embed = embed_udf(
+        folder,
+        items_path,
+        threads=config.spark.task_cpus,
+        logits=True,
+        roots=model_roots(config),
+        rotation=rotation,
+    )
     answered = states.mapInArrow(embed, OUTPUT_DDL)
     logit = F.get("logits", F.lit(place)).cast("double")
     return answered.select("user_id", "at", "item_id", (1 / (1 + F.exp(-logit))).alias("click"), "embedding")

@@ -100,11 +100,10 @@ def write_description(
     return load_description(folder)
 
 
-def load_description(path: str | Path, roots: Sequence[str | Path] | None = None) -> Description:
-    """Reads and verifies a model folder: the declaration, and the hash of every file.
+def read_description(path: str | Path, roots: Sequence[str | Path] | None = None) -> Description:
+    """The declaration of a model folder, for those who don't read the programs beside it.
 
-    With roots, a folder outside all of them is refused. Raises ModelError that says what is wrong and where; nothing of
-    the model is deserialized.
+    With roots, a folder outside all of them is refused. Raises ModelError that says what is wrong and where.
     """
     folder = Path(path)
     real = folder.resolve()
@@ -115,7 +114,14 @@ def load_description(path: str | Path, roots: Sequence[str | Path] | None = None
         raw = (folder / DESCRIPTION_FILE).read_bytes()
     except OSError as error:
         raise ModelError(f"{folder} is no model folder: {DESCRIPTION_FILE}: {error.strerror}") from None
-    description = parse_description(raw, str(folder))
+    return parse_description(raw, str(folder))
+
+
+def load_description(path: str | Path, roots: Sequence[str | Path] | None = None) -> Description:
+    """read_description, and verifies the hash of every file. Nothing of the model is deserialized. Raises ModelError."""
+    description = read_description(path, roots)
+    folder = Path(path)
+    real = folder.resolve()
     for name, expected in description.files.items():
         file = folder / name
         if not file.resolve().is_relative_to(real):

@@ -52,8 +52,7 @@ def rows_of(tables, as_of=AS_OF):
 
 def use_model(monkeypatch, version):
     """A newest foundation model of that version, without building one."""
-    monkeypatch.setattr("jobs.common.versions.served_model", lambda *_: "a folder")
-    monkeypatch.setattr("solaris_udf.foundation.contract.load_description", lambda _: SimpleNamespace(version=version))
+    monkeypatch.setattr("jobs.common.versions.served_model", lambda _: SimpleNamespace(version=version))
 
 
 def test_means_of_the_latest_embedding_per_pair_of_the_window(make_run, tables, embeddings, monkeypatch, spark):

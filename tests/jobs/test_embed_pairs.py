@@ -84,7 +84,7 @@ def with_model(monkeypatch, tmp_path):
     log.mkdir()
 
     def use(**options):
-        monkeypatch.setattr(job, "_model", lambda run, settings: (Path("fake"), description(), []))
+        monkeypatch.setattr(job, "_model", lambda _: (Path("fake"), description()))
         monkeypatch.setattr(
             job,
             "embed_udf",
@@ -306,7 +306,7 @@ from tests.jobs.test_embed_pairs import description, fake
 root, log, kill = sys.argv[1:]
 config = load_config(overrides=[f"storage.root={root}", "spark.master=local[1]", "spark.shuffle_partitions=1",
                                 "spark.driver_memory=1g", "embed_pairs.chunk_pairs=8"], environ={})
-job._model = lambda run, settings: (Path("fake"), description(), [])
+job._model = lambda _: (Path("fake"), description())
 job.embed_udf = lambda folder, items, *, codec, threads, limits, **_: embed_udf_of(fake(log), items)
 if kill == "yes":
     real, done = job._Staging.next_chunk, []
