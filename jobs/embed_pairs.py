@@ -1,7 +1,8 @@
 """embed_pairs: runs the foundation model on the pairs that predict_pairs selected.
 
 Reads candidate_pairs of the slice (action compute), each user's history and the items as of the run, and the foundation
-model that embed_pairs.model names, or else the newest trained up to then. Writes pair_embeddings, and refused pairs (NaN, wrong length) to rejected_rows.
+model that embed_pairs.model names, or else the newest trained up to then. Writes pair_embeddings, and refused pairs
+(NaN, wrong length) to rejected_rows.
 Work is kept in chunks below staging/, so a run that was killed goes on where it stopped and no pair is computed twice.
 """
 

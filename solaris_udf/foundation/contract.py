@@ -118,7 +118,7 @@ def read_description(path: str | Path, roots: Sequence[str | Path] | None = None
 
 
 def load_description(path: str | Path, roots: Sequence[str | Path] | None = None) -> Description:
-    """read_description, and verifies the hash of every file. Nothing of the model is deserialized. Raises ModelError."""
+    """read_description, and verifies the hash of every file. Nothing of it is deserialized. Raises ModelError."""
     description = read_description(path, roots)
     folder = Path(path)
     real = folder.resolve()

@@ -58,7 +58,7 @@ def work(make_run):
 
 @pytest.mark.slow
 def test_a_named_model_takes_over_from_the_trained_one_in_every_job(fill, make_run, tables, root, own, work):
-    folder, description, named = own
+    _, description, named = own
     rows = [
         log_row(user, item, AS_OF - hours(9 - step), shown=True, clicked=item == 1 and step < user)
         for user in range(1, 5)
@@ -143,7 +143,7 @@ def test_every_job_refuses_a_named_model_outside_the_roots_or_that_is_not_there(
 
 
 def test_a_named_model_that_lies_below_the_storage_root_counts_once(make_config, root, own):
-    folder, _, named = own
+    folder, _, _ = own
     trained = root / "models" / "foundation" / "20260101T000000Z"
     trained.parent.mkdir(parents=True)
     folder.rename(trained)
