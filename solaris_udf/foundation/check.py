@@ -119,6 +119,15 @@ def check_loaded(model: Model) -> list[Finding]:
         return np.allclose(run(wider, index, items)[0], embedding, atol=TOLERANCE, rtol=TOLERANCE, equal_nan=True)
 
     findings.append(_try("padding", padded, "an embedding depends on the padding of its sequences; use the mask"))
+
+    def large() -> bool:
+        many_users, many_items = (
+            trial_users(description.inputs, 33, lengths),
+            trial_items(description.inputs, 1000, description.dense),
+        )
+        return len(run(many_users, np.arange(1000) % 33, many_items)[0]) == 1000
+
+    findings.append(_try("large batch", large, "33 users with 1,000 pairs fail; are its sizes bounded?"))
     return findings
 
 

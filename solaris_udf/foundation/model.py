@@ -7,6 +7,7 @@ from typing import Any
 
 from solaris_udf.foundation.contract import SPLIT_FILES, UNSPLIT_FILES, Description, load_description
 from solaris_udf.foundation.device import Device
+from solaris_udf.foundation.features import ModelError
 from solaris_udf.foundation.programs import callable_of, load_program, peak_bytes
 from solaris_udf.foundation.trial import trial_items, trial_users
 from solaris_udf.foundation.users import Array
@@ -61,7 +62,16 @@ def load_model(
     place = Device(device, half)
     files = SPLIT_FILES if description.split else UNSPLIT_FILES
     loaded = [load_program(Path(folder) / file) for file in files]
-    user_bytes, pair_bytes = _memory(loaded, description)
+    try:
+        user_bytes, pair_bytes = _memory(loaded, description)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        said = (str(error).splitlines() or [""])[0]
+        raise ModelError(
+            f"{folder}: the programs fail on {_USERS} users of full history length and {_PAIRS} pairs; are their sizes "
+            f"fixed? export them with dynamic axes ({type(error).__name__}: {said})"
+        ) from error
     programs = [callable_of(program, device, compiled) for program in loaded]
 
     def tensors(inputs: Inputs) -> dict[str, torch.Tensor]:

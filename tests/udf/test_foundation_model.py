@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from solaris_udf.foundation import export
 from solaris_udf.foundation.check import check_loaded, check_model, examine_model
-from solaris_udf.foundation.contract import load_description, sha256_of
+from solaris_udf.foundation.contract import load_description, sha256_of, write_description
 from solaris_udf.foundation.export import export_split_model, export_unsplit_model
 from solaris_udf.foundation.features import ModelError
 from solaris_udf.foundation.model import Model, is_out_of_memory, load_model
@@ -198,6 +199,47 @@ def test_export_names_what_breaks_the_contract(tmp_path):
     with pytest.raises(ModelError, match="dense is the width"):
         export_split_model(Encoder(), Head(), tmp_path, name="x", inputs=INPUTS, heads=["click"])
     assert not (tmp_path / "model.json").exists()
+
+
+@pytest.mark.parametrize("fixed", [("USERS", "PAIRS"), ("USERS", "PAIRS", "LENGTHS"), ("LENGTHS",)])
+def test_a_program_of_fixed_sizes_is_one_clear_error(tmp_path, monkeypatch, fixed):
+    traced = {"USERS": export._USERS, "PAIRS": export._PAIRS, "LENGTHS": export._TRACE_LENGTHS}
+    for name in fixed:
+        monkeypatch.setattr(export, f"_OTHER_{name}", traced[name])
+
+    class Positions(nn.Module):
+        """Adds one weight a position, as learned positions do: they fix the length."""
+
+        def __init__(self):
+            super().__init__()
+            self.weights = nn.Parameter(torch.arange(16.0))
+
+        def forward(self, users):
+            return users["clicked_item"].float() @ self.weights
+
+    encoder = Positions() if "LENGTHS" in fixed else Encoder()
+    folder = tmp_path / "fixed"
+    told = {"name": "fixed", "inputs": INPUTS, "heads": ["click"], "dense": 2}
+    export_split_model(encoder, Head(), folder, lengths=traced["LENGTHS"], **told)
+    write_description(folder, embedding_dim=2, lengths=None, flops_per_user=1.0, flops_per_pair=1.0, **told)
+    (error,) = check_model(folder)
+    assert error.check in ("programs", "trial batch") and "\n" not in error.message
+    if "LENGTHS" in fixed:
+        assert error.message.startswith(f"{folder}: the programs fail on 4 users of full history length and 16 pairs")
+        with pytest.raises(ModelError, match="are their sizes fixed"):
+            load_model(folder)
+
+
+def test_a_program_of_bounded_sizes_is_found(tmp_path):
+    class Bounded(Head):
+        def forward(self, state, user_index, items):
+            torch._check(user_index.shape[0] <= 500)
+            return super().forward(state, user_index, items)
+
+    folder = tmp_path / "bounded"
+    export_split_model(Encoder(), Bounded(), folder, name="bounded", inputs=INPUTS, heads=["click"], dense=2)
+    (error,) = check_model(folder)
+    assert error.check == "large batch" and "are its sizes bounded" in error.message
 
 
 @pytest.mark.parametrize(
