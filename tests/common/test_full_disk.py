@@ -88,7 +88,7 @@ def test_embed_pairs_on_a_disk_that_fills_up_publishes_nothing_and_goes_on_later
     log.mkdir()
     load = filling_model(str(log), str(root)) if stage == "inference" else fake(str(log))
     publish = embed_pairs._publish
-    monkeypatch.setattr(embed_pairs, "_model", lambda run, settings: (Path("fake"), description(), []))
+    monkeypatch.setattr(embed_pairs, "_model", lambda _: (Path("fake"), description()))
     monkeypatch.setattr(
         embed_pairs,
         "embed_udf",

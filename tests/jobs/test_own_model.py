@@ -83,6 +83,8 @@ def test_a_named_model_takes_over_from_the_trained_one_in_every_job(fill, make_r
     waiting, _ = make_run("export_snapshot", LATER, *named, "serving.rollout_share=99")
     assert find_source(waiting) == source
 
+    # Enough to take over, however many pairs the small log has for it.
+    named = [*named, "serving.rollout_share=0.1"]
     work(LATER, named, "aggregate_users", "find_neighbors", "export_snapshot")
     means = {
         user: np.mean([[user, row.item_id % 7, 1] for row in chosen if row.user_id == user], axis=0)
@@ -115,7 +117,14 @@ def test_the_choice_and_the_evaluation_use_the_named_model(fill, make_run, own):
     folder, description, named = own
     row = {"request_id": "r", "event_time": AS_OF - hours(1), "user_id": 1, "item_id": 2, "surface": "feed"}
     row |= {"shown": True, "clicked": True, "snapshot_id": "s", "model_version": description.version, "tier": "pair"}
-    served = {"age_seconds": 1, "similarity": 1.0, "user_tier": "none", "user_age_seconds": -1, "user_similarity": 0.0}
+    served = {
+        "embedding": encode(np.ones((1, 3)))[0].as_py(),
+        "age_seconds": 1,
+        "similarity": 1.0,
+        "user_tier": "none",
+        "user_age_seconds": -1,
+        "user_similarity": 0.0,
+    }
     fill("training_rows", [{**row, **served}])
     without = make_run("evaluate_uplift")[0]
     assert choose_span(without, AS_OF - hours(6)).folder is None
