@@ -1,5 +1,6 @@
 """What `solaris budget` shows: coverage against budget in the terminal, and as a page."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from jobs.common.tables import Tables
 from jobs.common.terminal import console as terminal
 
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+PLOTTED = [step / 200 for step in range(201)]
 
 
 def latest_past_slice(spark: SparkSession, config: Config) -> str:
@@ -59,15 +61,16 @@ def show_budget(found: Budgets, console: Console = terminal) -> None:
         )
 
 
-def _table_rows(found: Budgets) -> list[tuple[str, ...]]:
+def _table_rows(found: Budgets, shares: Sequence[float] = SHARES, digits: int = 0) -> list[tuple[str, ...]]:
     """One row a budget: what each rule would have covered."""
     return [
-        (f"{share:.0%}", *(fmt.share(curve.rows_at(share) / found.rows) for curve in found.curves)) for share in SHARES
+        (f"{share:.{digits}%}", *(fmt.share(curve.rows_at(share) / found.rows) for curve in found.curves))
+        for share in shares
     ]
 
 
 def write_budget(found: Budgets, config: Config, target: Path) -> Path:
-    """The same as a page with a plot."""
+    """The same as a page with a plot, and every plotted point in a table."""
     section = Section(
         "budget",
         f"Coverage against budget, slice {slice_of(found.as_of)}",
@@ -80,16 +83,12 @@ def write_budget(found: Budgets, config: Config, target: Path) -> Path:
             curve.rule,
             color,
             "dotted" if curve.rule in ("random", "hindsight") else "solid",
-            [0.0, *(x for x, _ in curve.points), 1.0],
-            [
-                0.0,
-                *(y / found.rows for _, y in curve.points),
-                curve.points[-1][1] / found.rows if curve.points else 0.0,
-            ],
+            PLOTTED,
+            [curve.rows_at(share) / found.rows for share in PLOTTED],
         )
         for curve, color in zip(found.curves, charts.SERIES, strict=True)
     ]
-    points = [("chosen", "vermillion", found.taken[0], found.taken[1] / found.rows)] if found.taken else []
+    points = [("chosen", "ink", found.taken[0], found.taken[1] / found.rows)] if found.taken else []
     section.charts.append(
         charts.lines(
             "Covered share of scored rows by budget",
@@ -103,12 +102,13 @@ def write_budget(found: Budgets, config: Config, target: Path) -> Path:
             points=points,
         )
     )
-    section.tables.append(
-        table(
-            "Covered share of scored rows",
-            ("budget", *(curve.rule for curve in found.curves)),
-            _table_rows(found),
-            open=True,
+    columns = ("budget", *(curve.rule for curve in found.curves))
+    section.tables.append(table("Covered share of scored rows", columns, _table_rows(found), open=True))
+    if found.taken:
+        share, rows = found.taken
+        chosen = (fmt.share(share), fmt.count(rows), fmt.share(rows / found.rows))
+        section.tables.append(
+            table("What the run itself chose", ("budget", "covered rows", "covered share"), [chosen], open=True)
         )
-    )
+    section.tables.append(table("Every point of the plot", columns, _table_rows(found, PLOTTED, digits=1)))
     return write_page([section], [], config, target, slices=1)

@@ -2,73 +2,87 @@
 
 from collections import defaultdict
 
+import numpy as np
+
 from jobs.common import report_charts as charts
 from jobs.common import report_format as fmt
 from jobs.common.clock import slice_of
 from jobs.common.report_data import ReportData, Rows
 from jobs.common.report_page import Section, ratio, table
 
+Curve = list[tuple[float, float]]
+
 
 def budget(data: ReportData) -> Section:
     section = Section(
         "budget",
         "Coverage against budget",
-        "Candidates are taken from the most probable down. The curve says how many scored rows the "
-        "verifier expects to cover with that share of the candidates; the diamond is what the slice "
-        "covered in fact. A curve that is still steep at the budget means more budget buys coverage.",
+        "Candidates are taken from the most probable down. The solid curve says how many scored rows the verifier "
+        "expects to cover with that share of the candidates; the diamond is what the slice covered in fact. Hindsight, "
+        "dotted, is the most that so many pairs could have covered, had one known the window: any pairs, candidates or "
+        "not. The gap below it is what a better verifier, or more sources, could still win. A solid curve that is "
+        "steep at the budget means more budget buys coverage.",
         job="predict_pairs",
-        hint="; the realised point comes from audit_coverage",
+        hint="; the realised point and hindsight come from audit_coverage",
     )
     by_slice: dict[str, Rows] = defaultdict(list)
     for row in data.forecast:
         by_slice[row["slice"]].append(row)
     realised = {slice_of(row["predicted_at"]): row for row in data.ledger}
+    best = {slice_of(row["predicted_at"]): data.window_pairs for row in data.ledger[-1:]}
     series, points, summary = [], [], []
     for place, (name, rows) in enumerate(by_slice.items()):
         candidates = sum(row["pairs"] for row in rows)
         if not candidates:
             continue
         chosen = [row for row in rows if row["action"] != "skip"]
-        forecast = sum(row["expected_rows"] for row in chosen)
-        curve = _cumulative(rows)
-        series.append(
-            (
-                f"expected, slice {name}",
-                charts.SERIES[place],
-                "solid",
-                [0.0, *(x for x, _ in curve)],
-                [0.0, *(y for _, y in curve)],
+        selected = sum(row["pairs"] for row in chosen)
+        color = charts.SERIES[place]
+        expected, possible = _cumulative(rows), hindsight(best.get(name, []), candidates)
+        series.append((f"expected, slice {name}", color, "solid", *_from_zero(expected)))
+        section.tables.append(
+            table(
+                f"Expected rows by share of candidates, slice {name}",
+                ("pairs", "share of candidates", "expected rows"),
+                _points(expected, candidates),
+                words=0,
             )
         )
+        if possible:
+            series.append((f"hindsight, slice {name}", color, "dotted", *_from_zero(possible)))
+            section.tables.append(
+                table(
+                    f"Hindsight: most rows that so many pairs could cover, slice {name}",
+                    ("pairs", "share of candidates", "rows"),
+                    _points(possible, candidates),
+                    words=0,
+                )
+            )
         fact = realised.get(name)
-        share = sum(row["pairs"] for row in chosen) / candidates
+        share = selected / candidates
         if fact:
             points.append((f"realised, slice {name}", "vermillion", share, float(fact["covered_rows"])))
+        most = rows_at(possible, share) if possible else None
         summary.append(
             (
                 name,
                 fmt.count(candidates),
-                fmt.count(sum(row["pairs"] for row in chosen)),
+                fmt.count(selected),
                 fmt.share(share),
-                fmt.number(forecast),
-                fmt.count(fact["covered_rows"]) if fact else fmt.MISSING,
-                fmt.count(fact["scored_rows"]) if fact else fmt.MISSING,
+                fmt.number(sum(row["expected_rows"] for row in chosen)),
+                fmt.count(fact["covered_rows"] if fact else None),
+                fmt.count(most),
+                fmt.share(ratio(fact["covered_rows"] if fact else None, most)),
+                fmt.count(fact["scored_rows"] if fact else None),
                 fmt.flops(sum(row["cost"] for row in rows if row["action"] == "compute")),
-            )
-        )
-        section.tables.append(
-            table(
-                f"Expected rows by share of candidates, slice {name}",
-                ("share of candidates", "expected rows"),
-                [(fmt.share(x), fmt.number(y)) for x, y in _thinned(curve)],
-                words=0,
             )
         )
     if series:
         section.charts.append(
             charts.lines(
-                "Expected scored rows by budget",
-                "Expected covered rows rise with the share of candidates that is computed.",
+                "Scored rows covered by budget",
+                "Expected covered rows rise with the share of candidates that is computed; above them the most that "
+                "hindsight could have covered.",
                 series,
                 x="share of candidates computed or reused",
                 y="scored rows",
@@ -77,19 +91,13 @@ def budget(data: ReportData) -> Section:
                 points=points,
             )
         )
-        section.tables.insert(
-            0,
-            table(
-                "Forecast and fact",
-                ("slice", "candidates", "selected", "share", "expected rows", "covered rows", "scored rows", "cost"),
-                summary,
-                open=True,
-            ),
-        )
+        head = ["slice", "candidates", "selected", "share", "expected rows", "covered rows", "hindsight"]
+        head += ["of hindsight", "scored rows", "cost"]
+        section.tables.insert(0, table("Forecast, fact and hindsight", head, summary, open=True))
     return section
 
 
-def _cumulative(rows: Rows) -> list[tuple[float, float]]:
+def _cumulative(rows: Rows) -> Curve:
     """(share of candidates, expected rows) from the highest bucket down."""
     total = sum(row["pairs"] for row in rows)
     buckets: dict[float, list[float]] = defaultdict(lambda: [0, 0.0])
@@ -103,9 +111,33 @@ def _cumulative(rows: Rows) -> list[tuple[float, float]]:
     return curve
 
 
-def _thinned(curve: list[tuple[float, float]], most: int = 25) -> list[tuple[float, float]]:
-    step = max(1, -(-len(curve) // most))
-    return [point for place, point in enumerate(curve) if place % step == step - 1 or place == len(curve) - 1]
+def hindsight(window: Rows, candidates: int) -> Curve:
+    """(share of candidates, rows): the most scored rows of a window that as many pairs could have covered.
+
+    window: how many pairs were scored so many rows each (rows, pairs), the most rows first. The curve ends at 1, or
+    earlier where all rows are covered by then.
+    """
+    curve: Curve = []
+    pairs = covered = 0
+    for row in window:
+        taken = min(row["pairs"], candidates - pairs)
+        pairs, covered = pairs + taken, covered + taken * row["rows"]
+        if taken:
+            curve.append((pairs / candidates, float(covered)))
+    return curve
+
+
+def rows_at(curve: Curve, share: float) -> float:
+    """The rows of a curve at a share, linear between its points from (0, 0) on, the last one's beyond them."""
+    return float(np.interp(share, *_from_zero(curve)))
+
+
+def _points(curve: Curve, candidates: int) -> list[tuple[str, ...]]:
+    return [(fmt.count(x * candidates), fmt.share(x), fmt.number(y)) for x, y in curve]
+
+
+def _from_zero(curve: Curve) -> tuple[list[float], list[float]]:
+    return [0.0, *(x for x, _ in curve)], [0.0, *(y for _, y in curve)]
 
 
 def cost(data: ReportData) -> Section:

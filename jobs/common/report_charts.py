@@ -119,6 +119,8 @@ def _dates(axes: Any, narrow: bool) -> None:
     dates = _matplotlib_dates()
 
     locator = dates.AutoDateLocator(tz=UTC, minticks=3, maxticks=5 if narrow else 9)
+    # Two days and a bit are too long for a tick each 12 hours on a phone, and too short for three days.
+    locator.intervald[dates.HOURLY] = [1, 2, 3, 4, 6, 12, 24]
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator, tz=UTC, show_offset=True))
 

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from jobs.common.clock import from_micros, micros, slice_of
-from jobs.common.log import latest_build
+from jobs.common.log import latest_build, log_between
 from jobs.common.report_map import user_map
 from jobs.common.tables import Tables
 
@@ -34,7 +34,9 @@ class ReportData:
     forecast: Rows
     """Latest and last reconciled slice: slice, bucket, action, pairs, expected_rows, cost."""
     ledger: Rows
-    """precompute_ledger, the latest reconciliation of each predicted_at."""
+    """precompute_ledger, the latest reconciliation of each predicted_at; window_end is when its window ended."""
+    window_pairs: Rows
+    """The last reconciled window: how many pairs were scored so many rows each; rows, pairs, the most rows first."""
     evaluations: Rows
     """The latest evaluation per dataset and sweep: setting, model, feature_set, metric, value, ci_low, ci_high, ..."""
     neighbors: Rows
@@ -42,7 +44,7 @@ class ReportData:
     similarities: Rows
     """The latest build: bucket (lower bound of the similarity to the nearest user), users."""
     user_map: Rows
-    """A sample of users: x, y, cluster_id, share."""
+    """A sample of users: x, y, cluster_id, share, users (of the whole build)."""
     neighbor_runs: Rows
     """find_neighbors runs: slice, rows_out, seconds, metrics."""
     snapshots: Rows
@@ -60,6 +62,7 @@ def read_report_data(tables: Tables, slices: int) -> ReportData:
     readers: dict[str, Callable[[], Rows]] = {
         "breakdown": lambda: _breakdown(tables, coverage),
         "forecast": lambda: _forecast(tables, ledger),
+        "window_pairs": lambda: _window_pairs(tables, ledger),
         "evaluations": lambda: _evaluations(tables),
         "neighbors": lambda: _neighbors(tables),
         "similarities": lambda: _similarities(tables),
@@ -169,13 +172,28 @@ def _ledger(tables: Tables, slices: int) -> Rows:
         tables.read("precompute_ledger")
         .withColumn("place", F.row_number().over(latest))
         .where("place = 1")
-        .withColumn("predicted_at", F.unix_micros("predicted_at"))
+        .withColumns({"predicted_at": F.unix_micros("predicted_at"), "window_end": F.unix_micros("as_of")})
         .drop("place", "slice", "as_of", "run_id")
         .orderBy(F.desc("predicted_at"))
         .limit(slices),
         "predicted_at",
+        "window_end",
     )
     return rows[::-1]
+
+
+def _window_pairs(tables: Tables, ledger: Rows) -> Rows:
+    if not ledger:
+        return []
+    start, end = ledger[-1]["predicted_at"], ledger[-1]["window_end"]
+    return _collect(
+        log_between(tables, start, end, end)
+        .groupBy("user_id", "item_id")
+        .agg(F.count("*").alias("rows"))
+        .groupBy("rows")
+        .agg(F.count("*").alias("pairs"))
+        .orderBy(F.desc("rows"))
+    )
 
 
 def _forecast(tables: Tables, ledger: Rows) -> Rows:

@@ -15,9 +15,10 @@ SAMPLE = 2_000  # users: all that comes to the driver
 
 
 def user_map(tables: Tables) -> list[dict[str, Any]]:
-    """x, y, cluster_id, share (of the variance that the plane holds, the same in each row) of about SAMPLE users.
+    """x, y, cluster_id of about SAMPLE users, in the order of their id.
 
-    The users are those of the latest build, chosen by a hash of their id, with the embeddings that were searched with.
+    The same in each row: share, of the variance that the plane holds, and users, in the whole build. The users are
+    those of the latest build, chosen by a hash of their id, with the embeddings that were searched with.
     """
     build = latest_build(tables.read("user_neighbors")).select(
         "user_id", "cluster_id", "model_version", F.col("embedding_at").alias("as_of")
@@ -35,7 +36,7 @@ def user_map(tables: Tables) -> list[dict[str, Any]]:
         return []
     places, share = principal_plane(unit_vectors(np.stack(vectors))[0])
     return [
-        {"x": float(x), "y": float(y), "cluster_id": row.cluster_id, "share": share}
+        {"x": float(x), "y": float(y), "cluster_id": row.cluster_id, "share": share, "users": users}
         for (x, y), row in zip(places.tolist(), rows, strict=True)
     ]
 

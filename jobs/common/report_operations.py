@@ -4,8 +4,9 @@ from collections import Counter
 
 from jobs.common import report_charts as charts
 from jobs.common import report_format as fmt
+from jobs.common.clock import as_of_of
 from jobs.common.report_data import SIMILARITY_STEP, ReportData
-from jobs.common.report_page import Section, table
+from jobs.common.report_page import Section, TableView, table
 
 MAP_COLORS = ("blue", "orange", "green", "purple", "sky", "vermillion")
 
@@ -38,14 +39,42 @@ def _user_map(data: ReportData) -> charts.Chart:
     )
 
 
+def _user_places(data: ReportData) -> TableView:
+    """Each point of the map."""
+    users = data.user_map[0]["users"]
+    sample = "all" if len(data.user_map) == users else "a sample by hash of"
+    return table(
+        f"Places on the map, {sample} {fmt.count(users)} users",
+        ("cluster", "first component", "second component"),
+        [
+            (str(row["cluster_id"]), fmt.number(row["x"]), fmt.number(row["y"]))
+            for row in sorted(data.user_map, key=lambda row: (row["cluster_id"], row["x"], row["y"]))
+        ],
+    )
+
+
+def _recall(data: ReportData) -> list[charts.Chart]:
+    """Recall of the full searches; those between two of them search in the last one's cells and measure none."""
+    measured = [
+        (as_of_of(row["slice"]), row["metrics"]["recall"])
+        for row in data.neighbor_runs
+        if (row["metrics"] or {}).get("recall") is not None
+    ]
+    if not measured:
+        return []
+    series = [("recall", "blue", "solid", [at for at, _ in measured], [recall for _, recall in measured])]
+    alt = f"Recall of {len(measured)} full searches; the latest found {fmt.share(measured[-1][1])}."
+    return [charts.lines("Recall of the search", alt, series, y="recall", percent_y=True)]
+
+
 def neighbors(data: ReportData) -> Section:
     section = Section(
         "neighbors",
         "Neighbours",
         "How similar each user's nearest neighbour is (cosine in the foundation model's space). Mass at "
-        "the right means that a neighbour is a good stand-in; recall, where measured, is the share of the "
-        "true nearest users that the search found. On the map, users close to each other are similar, as far as a "
-        "plane can show it.",
+        "the right means that a neighbour is a good stand-in. Recall is the share of the true nearest users that a "
+        "full search found, measured on a sample against exact search; an exact search has 1. On the map, users close "
+        "to each other are similar, as far as a plane can show it.",
         job="find_neighbors",
     )
     if data.similarities:
@@ -60,6 +89,7 @@ def neighbors(data: ReportData) -> Section:
                 y="users",
             )
         )
+    section.charts.extend(_recall(data))
     if data.user_map:
         section.charts.append(_user_map(data))
     for row in data.neighbors:
@@ -113,6 +143,8 @@ def neighbors(data: ReportData) -> Section:
                 words=0,
             )
         )
+    if data.user_map:
+        section.tables.append(_user_places(data))
     return section
 
 

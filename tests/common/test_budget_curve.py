@@ -1,4 +1,5 @@
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -62,6 +63,10 @@ def test_each_rule_buys_what_it_says_and_the_window_judges(spark, make_config, w
     assert "chose 50.0% of the cost and covered 20.0%" in out.getvalue()
     page = write_budget(found, config, tmp_path / "budget.html").read_text()
     assert page.count("<svg") == 2 and "hindsight" in page
+    # What is plotted stands in a table too: 201 budgets, and the run's own choice.
+    rows = [re.findall("<td[^>]*>(.*?)</td>", row) for row in page.split("<tr>")]
+    assert [row[0] for row in rows if len(row) == 7][-201:] == [f"{step / 2:.1f}%" for step in range(201)]
+    assert ["75.0%", *["20.0%"] * 3] in [row[:4] for row in rows] and ["50.0%", "1", "20.0%"] in rows
 
 
 def test_what_can_not_be_judged_is_said(spark, make_config, window):

@@ -9,12 +9,13 @@ import pytest
 from jobs.common import report_format as fmt
 from jobs.common.clock import slice_of
 from jobs.common.report import render, write_report
+from jobs.common.report_budget import hindsight, rows_at
 from jobs.common.report_data import ReportData, read_report_data
 from jobs.common.report_sections import sections, tiles
 from jobs.common.tables import Tables, spark_schema
 from schemas import TABLES
 from solaris_udf.codec import encode
-from tests.conftest import AS_OF, DEFAULTS, hours
+from tests.conftest import AS_OF, DEFAULTS, hours, log_row
 
 SECTIONS = [
     "coverage",
@@ -31,6 +32,7 @@ SECTIONS = [
     "jobs",
     "rejected",
 ]
+PLACES = ["cluster", "first component", "second component"]
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 
@@ -200,6 +202,9 @@ def filled(spark):
         ],
         AS_OF,
     )
+    # The 1,000 rows of the second window: a pair of 200, a hundred of 3, 500 of one. Rows of others are not its.
+    moments = [*(1,) * 200, *(pair for pair in range(2, 102) for _ in range(3)), *range(102, 602)]
+    fill("ranking_log", [log_row(user, 7, second) for user in moments] + [log_row(1, 7, first), log_row(1, 8, AS_OF)])
     fill(
         "vm_evaluations",
         [
@@ -285,9 +290,12 @@ def test_every_figure_of_the_tables_stands_on_the_page(make_config, filled):
     assert ["scored", "reels", "all", "77", "77", "100.0%"] in page.tables["coverage"]
     # (30 x 10 h + 270 x 1 h) / 300 = 1.9 h; p90 (30 x 10 + 270 x 5) / 300 = 5.5 h
     assert ["2026-01-02 18:00", "1.9 h", "5.5 h", "2.0 h", "2.0 h"] in page.tables["freshness"]
-    assert ["20260102T180000Z", "1,000", "150", "15.0%", "122.5", "125", "1,000", "2 GFLOP"] in page.tables["budget"]
-    curve = [row for row in page.tables["budget"] if len(row) == 2][1:]
-    assert curve == [["10.0%", "95"], ["15.0%", "122.5"], ["100.0%", "225"]]
+    # With hindsight 150 pairs cover 200 + 100 x 3 + 49 x 1 rows.
+    fact = ["20260102T180000Z", "1,000", "150", "15.0%", "122.5", "125", "549", "22.8%", "1,000", "2 GFLOP"]
+    assert fact in page.tables["budget"]
+    expected = [["100", "10.0%", "95"], ["150", "15.0%", "122.5"], ["1,000", "100.0%", "225"]]
+    possible = [["1", "0.1%", "200"], ["101", "10.1%", "500"], ["601", "60.1%", "1,000"]]
+    assert [row for row in page.tables["budget"] if row[0][0].isdigit() and len(row) == 3] == expected + possible
     assert ["2026-01-02 18:00", "2 GFLOP", "4.0 s", "125", "16 GFLOP", "32.0 s"] in page.tables["cost"]
     assert ["2026-01-02 18:00", "150", "98", "70", "28", "71.4%", "50", "2", "122.5", "125", "1,000"] in page.tables[
         "ledger"
@@ -308,6 +316,12 @@ def test_every_figure_of_the_tables_stands_on_the_page(make_config, filled):
     assert ["20260103T000000Z", "4", "2", "1", "1"] in page.tables["neighbors"]
     assert ["20260103T000000Z", "4", "2.0 s", "2", "4", "0.987"] in page.tables["neighbors"]
     assert ["0.95", "1", "3"] in page.tables["neighbors"]
+    # Of unit vectors (1, 0, 0), (0, 1, 0), (1, 0.1, 0) / 1.005 and 0, whose mean is (0.4988, 0.2749, 0).
+    places = page.tables["neighbors"][page.tables["neighbors"].index(PLACES) + 1 :]
+    assert [row[0] for row in places] == ["0", "0", "0", "1"]
+    across = sum(float(row[axis].replace("−", "-")) ** 2 for row in places for axis in (1, 2))
+    assert across == pytest.approx(3 - 4 * (0.49876**2 + 0.27488**2), abs=2e-3)  # all of the variance
+    assert "Places on the map, all 4 users" in page.text["neighbors"]
     assert "cluster 0" in page.text["neighbors"] and "100% of the variance" in text
     assert {"snap-1", "41,234", "812", "188", "5.0 MiB"} <= cells["snapshots"]
     assert ["embed_pairs", "3", "1", "4.0 s", "17.0 s", "300", "288", "12", "200", "190"] in page.tables["jobs"]
@@ -326,13 +340,21 @@ def test_every_figure_of_the_tables_stands_on_the_page(make_config, filled):
         "coverage-gain": 2,
         "ab": 2,
         "freshness": 2,
-        "neighbors": 4,
+        "neighbors": 6,
         "snapshots": 4,
         "jobs": 2,
         "rejected": 2,
     }
     assert all(name in page.text["ledger"] for name in ("hit", "wasted", "reused", "rejected"))
     assert_self_contained(page, text)
+
+
+def test_hindsight_takes_the_pairs_with_the_most_rows_and_no_more_than_there_are_candidates():
+    window = [{"rows": 9, "pairs": 2}, {"rows": 4, "pairs": 3}, {"rows": 1, "pairs": 100}]
+    assert hindsight(window, 10) == [(0.2, 18.0), (0.5, 30.0), (1.0, 35.0)]
+    assert hindsight(window[:2], 10) == [(0.2, 18.0), (0.5, 30.0)]
+    assert hindsight(window, 2) == [(1.0, 18.0)]
+    assert [rows_at([(0.2, 18.0), (0.5, 30.0)], share) for share in (0.1, 0.3, 0.9)] == [9.0, pytest.approx(22.0), 30.0]
 
 
 def test_a_note_is_said_once_and_names_models_only_where_it_is_not_about_all():
