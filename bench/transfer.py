@@ -148,9 +148,9 @@ def sweep_models(bench: Bench, judge: Judge, main: Predictions) -> None:
     main: the predictions of the main comparison. Its base holds here too, since it sees no embedding; its embeddings
     are those of the newest model, of 32 dimensions.
     """
-    settings = {("model_age_hours", str(age)): {"age": age} for age in MODEL_AGES}
+    settings = {("fm_age", str(age)): {"age": age} for age in MODEL_AGES}
     settings |= {("dimension", str(size)): {"dimension": size} for size in DIMENSIONS}
-    made = dict.fromkeys((("model_age_hours", "0"), ("dimension", "32")), main["vm", "embeddings"])
+    made = dict.fromkeys((("fm_age", "0"), ("dimension", "32")), main["vm", "embeddings"])
     for setting, options in settings.items():
         rows, _, said, draw = bench.rows(**options)
         early = said.time < bench.split

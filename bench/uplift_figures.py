@@ -25,11 +25,9 @@ def show(world: str, found: Found) -> None:
     """One line a model or setting."""
     metrics = {"ne": 4, "rll": 2, "auc": 4, "calibration": 3, "transfer_ratio": 3, "transfer_ratio_fresh": 3}
     for sweep in sorted({key[0] for key in found}, key=lambda name: (name != "main", name)):
-        names = (
-            [*metrics, "rll_added"]
-            if sweep == "tier"
-            else [name for name in metrics if sweep == "main" or "transfer" not in name]
-        )
+        names = [name for name in metrics if sweep == "main" or "transfer" not in name]
+        if sweep.startswith(("tier", "user_mean")):
+            names.append("rll_added")
         table = Table("setting", *names, title=f"{world} world, {sweep}", title_justify="left")
         for setting, model in dict.fromkeys((key[1], key[2:4]) for key in found if key[0] == sweep):
             cells = (shown(found.get((sweep, setting, *model, name)), metrics.get(name, 2)) for name in names)
@@ -67,3 +65,7 @@ def judged(world: str, found: Found) -> Iterator[Figure]:
     added = of("rll_added", "embeddings", "tier", "pair + user_mean")
     if added:
         yield at_most(f"{world}: what the user mean adds to the pairs, upper end", added.ci_high, "% of log loss", 0.0)
+    for (sweep, tier, _, _, metric), row in found.items():
+        if (sweep, metric) == ("tier_rows", "rll_added") and tier != "pair" and row.ci_high is not None:
+            name = f"{world}: what {tier} is worth on its own rows, upper end"
+            yield at_most(name, row.ci_high, "% of log loss", 0.0)

@@ -5,8 +5,8 @@ evaluate, the rows before train. Trains one small model per feature set and seed
 distillation, embeddings, both, and controls), asks the foundation model for its own prediction with the history at each
 slice's start and up to the row itself (the ceilings), takes the simulated world's true probabilities where there are
 any, and writes log loss, NE, RLL, AUC, calibration and transfer ratio with intervals to vm_evaluations. Sweeps vary
-what was served: see jobs/common/vm_sweeps.py. Rows are a sample by hash of at most about max_rows, which is what the
-driver holds in memory.
+what was served: see jobs/common/vm_sweeps.py; fm_age states the foundation model's age. Rows are a sample by hash of at
+most about max_rows, which is what the driver holds in memory.
 """
 
 import sys
@@ -54,7 +54,9 @@ class Settings(Section):
     budget_sweep: tuple[float, ...] = Field(
         (), description="Shares of the budget that was spent: pairs that they would not have bought count as not served"
     )
-    tier_sweep: bool = Field(False, description="Measure what each tier adds to those before it")
+    tier_sweep: bool = Field(
+        False, description="Measure what each tier adds to those before it, on all rows and on its own"
+    )
     ttl_sweep: tuple[float, ...] = Field((), description="Hours after which a pair counts as not served")
     codec_sweep: bool = Field(False, description="Measure with vectors stored as int8 too")
     max_rows: int = Field(200_000, ge=1, description="About how many rows at most are sampled and held on the driver")
@@ -137,6 +139,8 @@ def run(run: Run, settings: Settings) -> Report:
             made = variant.make(train_rows, 0), variant.make(eval_rows, 1)
             varied.append((variant, _predict("embeddings", *made, settings, advance)))
     rows = _main_rows(predictions, eval_part, settings, span)
+    if span.trained is not None:
+        rows += by_age(rows, split - span.trained)
     rows += sweep_figures(varied, predictions[BASE], eval_part, list(range(settings.seeds)), settings.replicates)
     written = write_figures(run, rows, len(eval_part.rows))
     return Report(
@@ -187,6 +191,17 @@ def _main_rows(
         every["truth", ""] = part.truth[None]
     found = figures(part.rows.label, part.user, every, list(range(settings.seeds)), settings.replicates)
     return [("main", "", figure) for figure in [*found, *notes]]
+
+
+def by_age(main: list[Stated], age: timedelta) -> list[Stated]:
+    """The embeddings' figures once more, by the foundation model's age when the first evaluated row came, in hours:
+    the evaluations of one model, slice after slice, are its sweep of ages."""
+    hours = f"{age / timedelta(hours=1):g}"
+    return [
+        ("fm_age", hours, figure)
+        for _, _, figure in main
+        if (figure.model, figure.feature_set, figure.seed) == ("vm", "embeddings", -1)
+    ]
 
 
 def _headline(rows: list[Stated]) -> dict[str, float]:

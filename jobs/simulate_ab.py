@@ -152,7 +152,7 @@ def figures(played: "pa.Table", replicates: int) -> tuple[list[Stated], int]:
     import pyarrow.compute as pc
 
     from solaris_udf.closed_loop import SUMS
-    from solaris_udf.metrics import interval, resample
+    from solaris_udf.metrics import interval, relative_log_loss, resample
     from solaris_udf.uplift import ALL_SEEDS, Figure
 
     table = played.sort_by("number")
@@ -173,7 +173,7 @@ def figures(played: "pa.Table", replicates: int) -> tuple[list[Stated], int]:
             for metric in ("revenue", "clicks", "conversions"):
                 state(arm, metric, [side[f"{arm}/{metric}"] for side in sides])
             state(arm, "coverage", [side[f"{arm}/served"] / side[f"{arm}/scored"] for side in sides])
-            state(arm, "rll", [100 * (side[f"{arm}/loss"] / side[f"{arm}/base_loss"] - 1) for side in sides])
+            state(arm, "rll", [relative_log_loss(side[f"{arm}/loss"], side[f"{arm}/base_loss"]) for side in sides])
             if arm == CONTROL:
                 continue
             note = "A/A: the control again in another future; chance only" if arm == AGAIN else None

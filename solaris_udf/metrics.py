@@ -48,9 +48,9 @@ def normalized_entropy(y: npt.ArrayLike, p: npt.ArrayLike) -> float:
     return log_loss(y, p) / base if base > 0 else float("nan")
 
 
-def relative_log_loss(new: float, base: float) -> float:
-    """100 * (new - base) / base, in percent; negative is better."""
-    return 100.0 * (new - base) / base
+def relative_log_loss(new: npt.ArrayLike, base: npt.ArrayLike) -> Float64:
+    """100 * (new - base) / base, in percent, elementwise; negative is better. NaN where base is 0."""
+    return 100.0 * _divided(np.subtract(new, base, dtype=np.float64), base)
 
 
 def auc(y: npt.ArrayLike, p: npt.ArrayLike) -> float:
@@ -93,10 +93,13 @@ def calibration(y: npt.ArrayLike, p: npt.ArrayLike) -> float:
     return float(probability.sum()) / positives if positives else float("nan")
 
 
-def transfer_ratio(ne_vm: float, ne_vm_with: float, ne_fm: float) -> float:
-    """(NE_VM - NE_VM+x) / (NE_VM - NE_FM): the part of the FM's advantage that x carries over. NaN if there is none."""
-    gap = ne_vm - ne_fm
-    return (ne_vm - ne_vm_with) / gap if gap != 0 else float("nan")
+def transfer_ratio(ne_vm: npt.ArrayLike, ne_vm_with: npt.ArrayLike, ne_fm: npt.ArrayLike) -> Float64:
+    """(NE_VM - NE_VM+x) / (NE_VM - NE_FM), elementwise: the part of the FM's advantage that x carries over.
+
+    NaN where it has none.
+    """
+    gains = np.subtract(ne_vm, ne_vm_with, dtype=np.float64)
+    return _divided(gains, np.subtract(ne_vm, ne_fm, dtype=np.float64))
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,13 @@ def by_user(values: npt.ArrayLike, user: npt.NDArray[np.int64], users: int) -> F
     if array.ndim == 1:
         return np.bincount(user, weights=array, minlength=users).astype(np.float64)
     return np.stack([np.bincount(user, weights=row, minlength=users) for row in array]).astype(np.float64)
+
+
+def _divided(top: npt.ArrayLike, bottom: npt.ArrayLike) -> Float64:
+    """top / bottom, NaN where bottom is 0."""
+    under = np.asarray(bottom, dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.where(under != 0, np.asarray(top, dtype=np.float64) / under, np.nan))
 
 
 def _checked(y: npt.ArrayLike, p: npt.ArrayLike) -> tuple[Float64, Float64]:

@@ -17,7 +17,9 @@ from solaris_udf.metrics import (
     entropy,
     interval,
     losses,
+    relative_log_loss,
     resample,
+    transfer_ratio,
 )
 
 Predictions = Mapping[tuple[str, str], Float64]
@@ -30,7 +32,10 @@ ALL_SEEDS = -1
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured figure. value is None where it can't be stated, and note says why. seed -1: over all seeds."""
+    """One measured figure. value is None where it can't be stated, and note says why. seed -1: over all seeds.
+
+    rows: how many rows it is of; None: all that evaluate.
+    """
 
     model: str
     feature_set: str
@@ -40,6 +45,7 @@ class Figure:
     ci_low: float | None = None
     ci_high: float | None = None
     note: str | None = None
+    rows: int | None = None
 
 
 def figures(
@@ -88,7 +94,7 @@ def _per_seed(
             "calibration": calibration(y, p),
         }
         if key != BASE:
-            stated["rll"] = 100 * (own - beside) / beside
+            stated["rll"] = relative_log_loss(own, beside)
         for metric, value in stated.items():
             yield Figure(*key, seed, metric, _finite(float(value)))
 
@@ -103,9 +109,8 @@ class _Drawn:
         yield self._figure(key, "log_loss", [self._loss(side, key) for side in self._sides])
         yield self._figure(key, "ne", [self._ne(side, key) for side in self._sides])
         if key != BASE:
-            yield self._figure(
-                key, "rll", [100 * (self._loss(side, key) / self._loss(side, BASE) - 1) for side in self._sides]
-            )
+            rll = [relative_log_loss(self._loss(side, key), self._loss(side, BASE)) for side in self._sides]
+            yield self._figure(key, "rll", rll)
         yield self._figure(
             key, "calibration", [_ratio(side[_name("predicted", key)], side["positives"]) for side in self._sides]
         )
@@ -126,8 +131,8 @@ class _Drawn:
             low, high = interval(gap[1])
             for key in sets:
                 if low > 0:
-                    gains = [self._ne(side, BASE) - self._ne(side, key) for side in self._sides]
-                    yield self._figure(key, metric, [gain / part for gain, part in zip(gains, gap, strict=True)])
+                    ratios = [transfer_ratio(*(self._ne(side, one) for one in (BASE, key, fm))) for side in self._sides]
+                    yield self._figure(key, metric, ratios)
                 else:
                     note = (
                         f"the foundation model's advantage over the base in NE is {float(gap[0]):.4f} "

@@ -18,7 +18,8 @@ OWN = ("slice", "as_of", "run_id")
 
 
 def write_figures(run: Run, rows: Sequence[Stated], count: int) -> int:
-    """Replaces the figures of this job in this slice; count is how many rows they were measured on. Returns the rows.
+    """Replaces the figures of this job in this slice; count: the rows that they were measured on, where a figure
+    does not say it. Returns how many figures were written.
 
     The other evaluating job's figures of the slice stay: both write to one table and a slice is replaced whole.
     """
@@ -36,7 +37,7 @@ def write_figures(run: Run, rows: Sequence[Stated], count: int) -> int:
             figure.value,
             figure.ci_low,
             figure.ci_high,
-            count,
+            count if figure.rows is None else figure.rows,
             figure.note,
         )
         for sweep, setting, figure in rows

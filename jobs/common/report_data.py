@@ -38,7 +38,8 @@ class ReportData:
     window_pairs: Rows
     """The last reconciled window: how many pairs were scored so many rows each; rows, pairs, the most rows first."""
     evaluations: Rows
-    """The latest evaluation per dataset and sweep: setting, model, feature_set, metric, value, ci_low, ci_high, ..."""
+    """The latest evaluation per dataset and sweep (of fm_age, per age): setting, model, feature_set, metric, value,
+    ci_low, ci_high, ..."""
     neighbors: Rows
     """The latest build, one row: slice, users, clusters, mean_neighbors, without."""
     similarities: Rows
@@ -212,7 +213,9 @@ def _forecast(tables: Tables, ledger: Rows) -> Rows:
 
 def _evaluations(tables: Tables) -> Rows:
     rows = tables.read("vm_evaluations")
-    latest = Window.partitionBy("dataset", "sweep")
+    # An age of the model is measured once by each evaluation: its sweep is of many.
+    age = F.when(F.col("sweep") == "fm_age", F.col("setting"))
+    latest = Window.partitionBy("dataset", "sweep", age)
     key = ("dataset", "sweep", "setting", "model", "feature_set", "metric")
     overall = F.col("seed") == -1
     return _collect(

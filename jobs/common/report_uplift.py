@@ -5,7 +5,7 @@ from typing import Any
 
 from jobs.common import report_charts as charts
 from jobs.common import report_format as fmt
-from jobs.common.report_data import ReportData, Rows
+from jobs.common.report_data import TIER_NAMES, ReportData, Rows
 from jobs.common.report_page import Section, table
 
 METRICS = ("log_loss", "ne", "rll", "rll_added", "auc", "calibration", "transfer_ratio", "transfer_ratio_fresh")
@@ -215,17 +215,45 @@ def ab_test(data: ReportData) -> Section:
     return section
 
 
+# A sweep's caption, and the head of the column of its settings.
+SWEEPS = {
+    "budget": ("Share of the budget", "share"),
+    "codec": ("Codec", "codec"),
+    "fm_age": ("Age of the foundation model", "hours"),
+    "tier": ("Tiers, each with those before it", "tiers"),
+    "tier_rows": ("Each tier on the rows that it answered", "tier"),
+    "ttl": ("Time to live", "hours"),
+}
+
+
+def _own_rows(dataset: str, rows: Rows) -> list[charts.Chart]:
+    """What each tier adds on its own rows: one dot a tier."""
+    found = [
+        (row["setting"], row["value"], row["ci_low"], row["ci_high"])
+        for row in sorted(rows, key=lambda row: TIER_NAMES.index(row["setting"]))
+        if row["metric"] == "rll_added" and row["value"] is not None
+    ]
+    title = f"What each tier adds on its own rows, {dataset}"
+    alt = "Relative log loss with each tier against the model without it, on the rows that it answered."
+    return [charts.intervals(title, alt, found, x="RLL added, %; left is better")] if found else []
+
+
 def other_sweeps(data: ReportData) -> Section:
-    """TTL, age of the model, dimension, codec and tier ablations."""
+    """Tiers, budget, TTL, codec and age of the model."""
     section = Section(
         "sweeps",
         "Further sweeps",
-        "The same evaluation with one setting varied: time to live, codec, or which tiers may answer. RLL added is the "
-        "loss against the model without the setting's last tier; below zero, that tier is worth something of its own.",
+        "The same evaluation with one setting varied: time to live, codec, budget, or which tiers may answer. RLL "
+        "added is the loss against the model without the setting's last tier, over all rows or over those that the "
+        "tier answered; an interval below zero says that the tier is worth something of its own. The age of the "
+        "foundation model has one row an evaluation, each on rows of its own time.",
     )
     names: Sequence[str] = sorted({row["sweep"] for row in data.evaluations} - {"main", "coverage", "ab"})
     for sweep in names:
         for dataset, rows in _of_sweep(data, sweep).items():
-            section.tables.append(_figures(_capital(f"{sweep} sweep on {dataset}"), rows, setting=sweep))
+            if sweep == "tier_rows":
+                section.charts.extend(_own_rows(dataset, rows))
+            caption, setting = SWEEPS.get(sweep, (_capital(sweep), "setting"))
+            section.tables.append(_figures(f"{caption}, {dataset}", rows, setting=setting))
             section.notes.extend(_notes(rows))
     return section

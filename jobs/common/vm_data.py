@@ -33,7 +33,7 @@ SAMPLE_STEPS = 1_000_000
 class Span:
     """Rows in [start, as_of), read with the vectors of one model version. folder: that model's, None if it is not here.
 
-    rows: how many shown rows there are.
+    rows: how many shown rows there are. trained: when the model was, None where nobody knows.
     """
 
     start: datetime
@@ -42,6 +42,7 @@ class Span:
     folder: Path | None
     rows: int
 
+    trained: datetime | None = None
 
 def choose_span(run: Run, start: datetime) -> Span:
     """The rows of [start, as_of) that can be used honestly.
@@ -71,9 +72,8 @@ def choose_span(run: Run, start: datetime) -> Span:
     version = max(served, key=lambda row: (row.served, row.model_version)).model_version
     folder = model_of_version(run, version)
     since = None if folder is None else trained_at(run.config, folder)
-    if since is not None:
-        start = max(start, as_of_of(since))
-    return Span(start, run.as_of, version, folder, total)
+    trained = None if since is None else as_of_of(since)
+    return Span(start if trained is None else max(start, trained), run.as_of, version, folder, total, trained)
 
 
 def model_of_version(run: Run, version: str) -> Path | None:

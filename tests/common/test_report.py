@@ -225,8 +225,17 @@ def filled(spark):
             evaluation("", "revenue_lift", 5.5, 5.0, 6.1, sweep="ab", model="treatment"),
             evaluation("embeddings", "ne", 0.91, sweep="ttl", setting="6"),
             evaluation("embeddings", "rll_added", -0.4, -0.5, -0.3, sweep="tier", setting="pair + user_mean"),
+            evaluation("embeddings", "rll_added", -1.5, -1.9, -1.1, sweep="tier_rows", setting="user_mean"),
+            evaluation("embeddings", "rll_added", -3.5, -4.5, -2.5, sweep="tier_rows", setting="pair"),
+            evaluation("embeddings", "rll", -2.0, -2.5, -1.5, sweep="fm_age", setting="42"),
         ],
     )
+    # An earlier evaluation is not shown, but for the younger model that it measured.
+    earlier = [
+        evaluation("embeddings", "rll", -2.4, -2.9, -1.9, sweep="fm_age", setting="36"),
+        evaluation("base", "ne", 0.8888),
+    ]
+    fill("vm_evaluations", [{**row, "evaluation_id": "e0"} for row in earlier], second)
     fill(
         "user_neighbors",
         [
@@ -312,6 +321,10 @@ def test_every_figure_of_the_tables_stands_on_the_page(make_config, filled):
     assert [row[0] for row in page.tables["coverage-gain"]] == ["coverage", "0.25", "0.5", "1.0"]
     assert {"1,234 [1,200, 1,300]", "5.50% [5.00, 6.10]"} <= cells["ab"]
     assert ["6", "vm: embeddings", "0.91", "5,000"] in page.tables["sweeps"]
+    assert ["user_mean", "vm: embeddings", "−1.50% [−1.90, −1.10]", "5,000"] in page.tables["sweeps"]
+    ages = [row for row in page.tables["sweeps"] if row[0] in ("36", "42")]
+    assert [row[2] for row in ages] == ["−2.40% [−2.90, −1.90]", "−2.00% [−2.50, −1.50]"]
+    assert "0.8888" not in text
     assert ["pair + user_mean", "vm: embeddings", "−0.40% [−0.50, −0.30]", "5,000"] in page.tables["sweeps"]
     assert ["20260103T000000Z", "4", "2", "1", "1"] in page.tables["neighbors"]
     assert ["20260103T000000Z", "4", "2.0 s", "2", "4", "0.987"] in page.tables["neighbors"]
@@ -339,6 +352,7 @@ def test_every_figure_of_the_tables_stands_on_the_page(make_config, filled):
         "uplift": 4,
         "coverage-gain": 2,
         "ab": 2,
+        "sweeps": 2,
         "freshness": 2,
         "neighbors": 6,
         "snapshots": 4,

@@ -10,6 +10,7 @@ from jobs.common.vm_budget import with_bought_at
 from jobs.common.vm_data import sampled
 from jobs.common.vm_rows import item_counts, states_at, states_before
 from solaris_udf.codec import encode
+from solaris_udf.uplift import Figure
 from tests.conftest import AS_OF, hours, log_row
 
 SETTINGS = [
@@ -89,7 +90,8 @@ def test_vectors_that_know_the_click_win_and_the_controls_do_not(make_run, table
     assert len(found) == len(rows) == report.rows_out
     # 36 hours are six slices; the last 12 hours, two slices, evaluate
     assert (report.rows_in, report.metrics["train_rows"], report.metrics["eval_rows"]) == (5400, 3600, 1800)
-    assert {row.rows for row in rows} == {1800} and {row.dataset for row in rows} == {"world"}
+    assert {row.rows for row in rows if (row.sweep, row.setting) != ("tier_rows", "user_mean")} == {1800}
+    assert {row.dataset for row in rows} == {"world"}
 
     def overall(metric, feature_set="embeddings", model="vm", sweep="main", setting=""):
         return found[sweep, setting, model, feature_set, -1, metric]
@@ -111,10 +113,15 @@ def test_vectors_that_know_the_click_win_and_the_controls_do_not(make_run, table
     added = overall("rll_added", sweep="tier", setting="pair + user_mean")
     assert (added.value, added.ci_low, added.ci_high) == (0, 0, 0)
     assert ("tier", "pair", "vm", "embeddings", -1, "rll_added") not in found
+    # Every row was answered by its pair, none by the user's mean.
+    assert overall("rll_added", sweep="tier_rows", setting="pair").value == overall("rll").value
+    nothing = overall("rll_added", sweep="tier_rows", setting="user_mean")
+    assert (nothing.value, nothing.rows, nothing.note) == (None, 0, "no evaluation row was answered by user_mean")
     assert overall("rll", sweep="codec", setting="float16").value == overall("rll").value
     assert overall("rll", sweep="budget", setting="1").value == overall("rll").value
     assert overall("rll", sweep="codec", setting="int8").value == pytest.approx(overall("rll").value, abs=0.5)
-    # Without the foundation model nothing is made up about it.
+    # Without the foundation model nothing is made up about it, its age included.
+    assert not any(row.sweep == "fm_age" for row in rows)
     assert not any(row.feature_set in ("distillation", "every_pair") for row in rows)
     assert "not below models/foundation" in overall("log_loss", "slice_start", "fm").note
     assert overall("transfer_ratio").value is None and "no foundation model" in overall("transfer_ratio").note
@@ -124,6 +131,13 @@ def test_vectors_that_know_the_click_win_and_the_controls_do_not(make_run, table
     assert {(row.metric, row.seed, row.feature_set, row.setting, row.value) for row in again} == {
         (row.metric, row.seed, row.feature_set, row.setting, row.value) for row in rows
     }
+
+
+def test_the_embeddings_figures_are_stated_by_the_models_age():
+    kept = Figure("vm", "embeddings", -1, "rll", -2.0)
+    others = [Figure("vm", "embeddings", 0, "rll", -2.1), Figure("vm", "both", -1, "rll", -3.0)]
+    stated = evaluate_uplift.by_age([("main", "", figure) for figure in (others[0], kept, others[1])], hours(37.5))
+    assert stated == [("fm_age", "37.5", kept)]
 
 
 def test_a_smaller_budget_keeps_the_pairs_with_the_most_expected_rows(spark, fill, tables):

@@ -1,6 +1,8 @@
 """embed_pairs.model names a model outside the storage root: every job works with it, not only the one that embeds."""
 
 import importlib
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -132,12 +134,17 @@ def test_the_choice_and_the_evaluation_use_the_named_model(fill, make_run, own):
     span = choose_span(run, AS_OF - hours(6))
     # When it was trained is not known, so no row is left out.
     assert (span.model_version, span.folder, span.start) == (description.version, folder, AS_OF - hours(6))
+    assert span.trained is None
 
     found = foundation_at(run.config, AS_OF)
     assert found.version == description.version
     assert (found.costs.per_user, found.costs.per_pair) == (description.flops_per_user, description.flops_per_pair)
     assert foundation_at(without.config, AS_OF).version is None
     assert latest_model(run.config, "verifier", AS_OF) is None
+    # Of one that was trained here that time is known: earlier rows are left out.
+    shutil.copytree(folder, Path(without.config.path("models", "foundation")) / "20260102T210000Z")
+    span = choose_span(without, AS_OF - hours(6))
+    assert span.start == span.trained == AS_OF - hours(3)
 
 
 @pytest.mark.parametrize(

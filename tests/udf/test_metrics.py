@@ -46,7 +46,10 @@ def test_normalized_entropy_by_hand():
 def test_relative_log_loss_and_transfer_ratio_by_hand():
     assert relative_log_loss(0.495, 0.5) == pytest.approx(-1.0)
     assert transfer_ratio(0.9275, 0.9051, 0.8878) == pytest.approx(0.0224 / 0.0397)
-    assert math.isnan(transfer_ratio(0.9, 0.8, 0.9))
+    assert math.isnan(transfer_ratio(0.9, 0.8, 0.9)) and math.isnan(relative_log_loss(0.5, 0.0))
+    # Elementwise, as a bootstrap's draws are.
+    assert transfer_ratio([0.9, 1.0], [0.8, 1.1], [0.5, 0.8]) == pytest.approx([0.25, -0.5])
+    assert relative_log_loss([0.3, 0.6], [0.4, 0.5]) == pytest.approx([-25, 20])
 
 
 def test_auc_counts_ties_half():
