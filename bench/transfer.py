@@ -8,7 +8,8 @@ rows of the next 36 hours and are judged on those of the 24 hours after. `embedd
 of the rows, about what a budget covers, and gives every row the user's mean vector of the windows of the 24 hours
 before; `every_pair` keeps all. The sweep coverage has pairs alone. Which pairs a budget covers, neighbours, expiry and
 late rows are left to bench/uplift.py. --sweeps: also models that saw less of the last days, and vectors of other
-dimensions, each a training of its own. --quick: 400 users; its figures say nothing.
+dimensions, each a training of its own; and user means in which younger vectors count more, beside the pairs and alone,
+where rll_added is RLL against the plain mean. --quick: 400 users; its figures say nothing.
 """
 
 import tempfile
@@ -37,6 +38,7 @@ TRAINED_DAYS, TRAIN_HOURS, EVAL_HOURS = 6, 36, 24
 SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
 MODEL_AGES = (24, 48, 96)  # hours before `start` that training ends
 DIMENSIONS = (8, 16, 64, 128)
+HALF_LIVES = (6, 12)  # hours after which a vector counts half as much in its user's mean
 LEARNING_RATES = (3e-3, 1e-3)
 HALF = 0.5
 Pair = tuple[Rows, Rows]  # to train on, to evaluate on
@@ -116,6 +118,7 @@ def evaluate(world: str, seeds: int, quick: bool, sweeps: bool, cache: Path | No
     judge = Judge(rows.label[~early], np.unique(user[~early], return_inverse=True)[1], seeds, {})
     predictions = compare(said, rows, draw, early, judge, bench.schedule)
     if sweeps:
+        sweep_means(bench, said, draw, judge, predictions)
         sweep_models(bench, judge, predictions)
     show(world, judge.found)
     return list(judged(world, judge.found))
@@ -140,6 +143,31 @@ class Judge:
         for one in figures(self.label, self.user, predictions, list(range(self.seeds))):
             if one.seed == ALL_SEEDS and only in ("", one.feature_set) and (not only or "transfer" not in one.metric):
                 self.found[sweep, setting, one.model, one.feature_set, one.metric] = one
+
+    def add_gain(self, sweep: str, setting: str, before: np.ndarray, made: np.ndarray, name: str) -> None:
+        """rll_added: RLL of predictions against others of the same feature set, on the same rows."""
+        beside = figures(self.label, self.user, {BASE: before, ("vm", name): made}, list(range(self.seeds)))
+        added = next(one for one in beside if (one.feature_set, one.metric, one.seed) == (name, "rll", ALL_SEEDS))
+        self.found[sweep, setting, "vm", name, "rll_added"] = replace(added, metric="rll_added")
+
+
+def sweep_means(bench: Bench, said: ModelSays, draw: np.ndarray, judge: Judge, main: Predictions) -> None:
+    """Adds what a decay in the users' means brings: beside the pairs of half of the rows, and where means are all.
+
+    main: the predictions of the main comparison, whose means have none.
+    """
+    early = said.time < bench.split
+    draws = draw[early], draw[~early]
+    kinds = {"user_mean": "embeddings", "user_mean_alone": "user_only"}
+    for sweep, name in kinds.items():
+        judge.add(sweep, "none", {BASE: main[BASE], ("vm", name): main["vm", name]}, name)
+    for hours in HALF_LIVES:
+        rows, _ = rows_of(bench.log, said, bench.start, draw < HALF, hours)
+        parts = each((rows.take(early), rows.take(~early)), lambda part, place: kept(part, draws[place], HALF))
+        for sweep, name in kinds.items():
+            made = predict(name, parts, judge.seeds, bench.schedule)
+            judge.add(sweep, str(hours), {BASE: main[BASE], ("vm", name): made}, name)
+            judge.add_gain(sweep, str(hours), main["vm", name], made, name)
 
 
 def sweep_models(bench: Bench, judge: Judge, main: Predictions) -> None:
@@ -193,14 +221,7 @@ def compare(
     alone = of("embeddings", half_pairs)
     for setting, made in (("pair", alone), ("pair + user_mean", predictions["vm", "embeddings"])):
         judge.add("tier", setting, {BASE: predictions[BASE], ("vm", "embeddings"): made}, "embeddings")
-    beside = figures(
-        judge.label,
-        judge.user,
-        {BASE: alone, ("vm", "embeddings"): predictions["vm", "embeddings"]},
-        list(range(judge.seeds)),
-    )
-    added = next(one for one in beside if (one.feature_set, one.metric, one.seed) == ("embeddings", "rll", ALL_SEEDS))
-    judge.found["tier", "pair + user_mean", "vm", "embeddings", "rll_added"] = replace(added, metric="rll_added")
+    judge.add_gain("tier", "pair + user_mean", alone, predictions["vm", "embeddings"], "embeddings")
     made = of("embeddings", each(half, lambda part, _: part.stored_as("int8")))
     judge.add("codec", "int8", {BASE: predictions[BASE], ("vm", "embeddings"): made}, "embeddings")
     return predictions
@@ -211,7 +232,7 @@ if __name__ == "__main__":
         __doc__,
         world={"choices": WORLDS, "help": "one world only"},
         seeds={"type": int, "default": 5, "help": "small models of each kind"},
-        sweeps={"action": "store_true", "help": "also the model's age and the vectors' dimension"},
+        sweeps={"action": "store_true", "help": "also the model's age, the dimension, and decay in user means"},
         cache={"type": Path, "help": "folder that keeps the trained foundation models"},
     )
     torch.set_num_threads(1)  # repeatable to the bit

@@ -12,6 +12,7 @@ from solaris_udf.foundation.model import Model
 from solaris_udf.foundation.reference import SIZES
 from solaris_udf.foundation.samples import Samples
 from solaris_udf.foundation.users import Events, Users, item_inputs
+from solaris_udf.means import Weighting
 from solaris_udf.snapshot.lookup import Lookup
 from solaris_udf.tiers import PAIR, USER_MEAN
 from solaris_udf.vertical_rows import Context, Rows, make_rows
@@ -189,14 +190,17 @@ def _answers(
     return vector, 1 / (1 + np.exp(-logit))
 
 
-def rows_of(log: Interactions, said: ModelSays, start: int, bought: npt.NDArray[np.bool_]) -> tuple[Rows, Int64]:
+def rows_of(
+    log: Interactions, said: ModelSays, start: int, bought: npt.NDArray[np.bool_], half_life: float = 0.0
+) -> tuple[Rows, Int64]:
     """The small model's rows, each with its own pair's vector and the user's mean if there is one, and their users.
 
     bought: the rows [n] whose pair's vector counts in the means of later windows: a pipeline knows no others.
+    half_life: hours after which a vector counts half as much in a mean; 0: all the same.
     """
     user, item_id = log.user[said.place], log.item_id[said.place]
     item, count = log.items.rows_of(item_id), len(said.place)
-    mean, newest = _user_means(user, (said.known - start) // WINDOW, said.vector, bought)
+    mean, newest = _user_means(user, (said.known - start) // WINDOW, said.vector, bought, half_life)
     has = newest >= 0
     counts = np.expm1(log.states(user, said.known, "demo").counts).round().astype(np.int64)
     served = Lookup(
@@ -222,22 +226,24 @@ def rows_of(log: Interactions, said: ModelSays, start: int, bought: npt.NDArray[
 
 
 def _user_means(
-    user: Int64, window: Int64, vector: npt.NDArray[np.float32], bought: npt.NDArray[np.bool_]
+    user: Int64, window: Int64, vector: npt.NDArray[np.float32], bought: npt.NDArray[np.bool_], half_life: float
 ) -> tuple[npt.NDArray[np.float32], Int64]:
-    """Mean vector of each row's user over the bought rows of the windows before it, and the last window in it, -1
-    for none."""
+    """Mean vector of each row's user over the bought rows of the windows before it, weighted as aggregate_users weights
+    them, and the last window in it, -1 for none."""
+    back = np.arange(1, MEAN_WINDOWS + 1)
+    weights = Weighting(0, half_life).weights(-back * WINDOW, np.ones(MEAN_WINDOWS))
     shape = (int(user.max()) + 1, int(window.max()) + 1)
     sums, sizes = np.zeros((*shape, vector.shape[1])), np.zeros(shape)
     np.add.at(sums, (user[bought], window[bought]), vector[bought])
     np.add.at(sizes, (user[bought], window[bought]), 1)
     total, size, newest = np.zeros((len(user), vector.shape[1])), np.zeros(len(user)), np.full(len(user), -1)
-    for back in range(MEAN_WINDOWS, 0, -1):
-        there = np.flatnonzero(window >= back)
-        at = user[there], window[there] - back
-        total[there] += sums[at]
-        size[there] += sizes[at]
+    for distance, weight in zip(back[::-1].tolist(), weights[::-1].tolist(), strict=True):
+        there = np.flatnonzero(window >= distance)
+        at = user[there], window[there] - distance
+        total[there] += weight * sums[at]
+        size[there] += weight * sizes[at]
         newest[there] = np.where(sizes[at] > 0, at[1], newest[there])
-    return (total / np.maximum(size, 1)[:, None]).astype(np.float32), newest
+    return (total / np.where(size > 0, size, 1)[:, None]).astype(np.float32), newest
 
 
 def _item_counts(log: Interactions, item: Int64, known: Int64) -> Int64:

@@ -25,9 +25,18 @@ class Settings(Section):
     """The [aggregate_users] section."""
 
     section = "aggregate_users"
-    half_life_hours: float = Field(0.0, ge=0, description="A pair counts half as much after this long; 0: all the same")
+    half_life_hours: float = Field(
+        0.0,
+        ge=0,
+        description="A pair counts half as much after this long. 0, the default: all pairs of the window count the "
+        "same, the mean without a number to tune; docs/evaluation.md says how to compare",
+    )
     incremental: bool = Field(True, description="Keep sums per slice; false: every run reads the whole window")
-    weight_by_probability: bool = Field(False, description="Weight pairs by the verifier's probability of being scored")
+    weight_by_probability: bool = Field(
+        False,
+        description="Weight pairs by the verifier's probability of being scored. Off by default: the mean answers the "
+        "user's other rows, of which that probability says nothing",
+    )
 
 
 def means_per_user(pairs: DataFrame, weighting: Weighting) -> DataFrame:
