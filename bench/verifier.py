@@ -31,6 +31,7 @@ from verifier_speed import scaling, scoring_rate
 from jobs.common.clock import micros
 from jobs.common.session import build_session
 from jobs.common.terminal import console
+from jobs.common.world_files import world_parameters
 from solaris_udf.selection import Costs, select_pairs
 from solaris_udf.world.parameters import HOUR, WorldParameters
 from solaris_udf.world.replay import replay
@@ -177,8 +178,8 @@ def main() -> None:
             windows = test_windows(spark, config, starts, end)
             oracle, observer = None, None
             if name == "world":
-                text = Path(config.path("raw", "world", "world.json")).read_text(encoding="utf-8")
-                parameters, times = WorldParameters.from_json(text), [micros(start) for start in starts]
+                parameters, times = world_parameters(spark, config), [micros(start) for start in starts]
+                assert parameters is not None, "prepare makes the world"
                 oracle = replayed(parameters, times, hours)
                 filtered = Observer(World(parameters), rows_before(spark, config, end), micros(end))
                 observer = [

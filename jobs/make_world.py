@@ -19,6 +19,7 @@ from jobs.common.config import Section
 from jobs.common.errors import RunFailed
 from jobs.common.main import main
 from jobs.common.runs import Report, Run
+from jobs.common.world_files import file_system
 from solaris_udf.world.parameters import MAX_DAYS, MAX_USERS, SIZES, WorldParameters
 
 USERS_PER_TASK = 1_000
@@ -154,7 +155,7 @@ def _files(parameters: WorldParameters) -> int:
 
 
 def _write_text(spark: SparkSession, uri: str, text: str) -> None:
-    files, path = _file_system(spark, uri)
+    files, path = file_system(spark, uri)
     stream = files.create(path)
     stream.write(bytearray(text.encode()))
     stream.close()
@@ -162,9 +163,9 @@ def _write_text(spark: SparkSession, uri: str, text: str) -> None:
 
 def _swap(spark: SparkSession, staging: str, target: str) -> None:
     """Puts a finished folder in the place of another. Raises RunFailed if the storage refuses."""
-    files, new = _file_system(spark, staging)
-    _, place = _file_system(spark, target)
-    _, old = _file_system(spark, f"{staging}-old")
+    files, new = file_system(spark, staging)
+    _, place = file_system(spark, target)
+    _, old = file_system(spark, f"{staging}-old")
     if files.exists(place) and not files.rename(place, old):
         raise RunFailed(f"{target} could not be moved away; is it in use?")
     if not files.rename(new, place):
@@ -174,14 +175,8 @@ def _swap(spark: SparkSession, staging: str, target: str) -> None:
 
 
 def _delete(spark: SparkSession, uri: str) -> None:
-    files, path = _file_system(spark, uri)
+    files, path = file_system(spark, uri)
     files.delete(path, True)
-
-
-def _file_system(spark: SparkSession, uri: str):  # type: ignore[no-untyped-def]
-    """(Hadoop FileSystem, Path) of a URI."""
-    path = spark._jvm.org.apache.hadoop.fs.Path(uri)  # type: ignore[union-attr]
-    return path.getFileSystem(spark._jsc.hadoopConfiguration()), path
 
 
 if __name__ == "__main__":

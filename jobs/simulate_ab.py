@@ -28,6 +28,7 @@ from jobs.common.main import main
 from jobs.common.runs import Report, Run
 from jobs.common.vm_data import Span, choose_span, load_rows
 from jobs.common.vm_rows import Collected, item_counts, states_at
+from jobs.common.world_files import world_parameters
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,14 +54,12 @@ class Settings(Section):
     replicates: int = Field(1000, ge=10, description="Bootstrap draws")
 
 
-def world_parameters(run: Run) -> "WorldParameters":
+def simulated_world(run: Run) -> "WorldParameters":
     """The simulated world. Raises UserError if there is none, or if it begins after as_of."""
-    from solaris_udf.world.parameters import WorldParameters
-
-    path = run.config.path("raw", "world", "world.json")
-    if run.config.log.dataset != "world" or not Path(path).is_file():
+    parameters = world_parameters(run.spark, run.config)
+    if parameters is None:
+        path = run.config.path("raw", "world", "world.json")
         raise UserError(f"simulate_ab needs the simulated world, {path} and log.dataset=world; run make_world first")
-    parameters = WorldParameters.from_json(Path(path).read_text(encoding="utf-8"))
     if parameters.start >= micros(run.as_of):
         raise UserError(f"the simulated world begins after as_of {run.as_of.isoformat()}")
     return parameters
@@ -80,7 +79,7 @@ def trained_experiment(run: Run, settings: Settings, found: Collected, span: Spa
     periods = live_periods(run, run.as_of, end)
     counts = item_counts(run.tables, [run.as_of], settings.counter_hours).toArrow()  # one row an item of the world
     return Experiment(
-        parameters=world_parameters(run),
+        parameters=simulated_world(run),
         start=micros(run.as_of),
         end=micros(end),
         arms=[
@@ -124,7 +123,7 @@ def run(run: Run, settings: Settings) -> Report:
     from jobs.common.item_table import write_item_table
     from solaris_udf.closed_loop import OUTPUT_DDL, play
 
-    parameters = world_parameters(run)
+    parameters = simulated_world(run)
     span = choose_span(run, run.as_of - timedelta(hours=settings.train_hours))
     items_path = Path(write_item_table(run))
     found = load_rows(

@@ -25,6 +25,7 @@ from jobs.common.vm_rows import (
     window_starts,
     with_counters,
 )
+from jobs.common.world_files import click_truth
 
 SAMPLE_STEPS = 1_000_000
 
@@ -41,8 +42,8 @@ class Span:
     model_version: str
     folder: Path | None
     rows: int
-
     trained: datetime | None = None
+
 
 def choose_span(run: Run, start: datetime) -> Span:
     """The rows of [start, as_of) that can be used honestly.
@@ -152,14 +153,11 @@ def load_rows(
             frame = frame.join(now, ["user_id", "event_time", "item_id"], "left")
         else:
             frame = frame.withColumns({"soft": unknown, "fresh": unknown, "vector": F.lit(None).cast("binary")})
-        truth = run.config.path("raw", "world", "truth")
-        if foundation and run.config.log.dataset == "world" and Path(truth).exists():
-            chances = run.spark.read.parquet(truth).select(
-                "request_id", "item_id", F.col("click_probability").alias("truth")
-            )
-            frame = frame.join(chances, ["request_id", "item_id"], "left")
-        else:
+        chances = click_truth(run.spark, run.config) if foundation else None
+        if chances is None:
             frame = frame.withColumn("truth", unknown)
+        else:
+            frame = frame.join(chances, ["request_id", "item_id"], "left")
         frame = with_bought_at(
             run.tables, frame, sorted(budget_shares), min(starts), max(starts), run.config.serving.ttl_hours
         )

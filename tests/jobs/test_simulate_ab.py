@@ -105,6 +105,14 @@ def test_a_ranker_that_reads_the_truth_earns_more_than_one_that_does_not(make_ru
     assert again == {key: row.value for key, row in found.items()}
 
 
+def test_the_world_may_be_at_a_uri(make_run, root):
+    folder = root / "raw" / "world"
+    folder.mkdir(parents=True)
+    (folder / "world.json").write_text(PARAMETERS.to_json())
+    run, _ = make_run("simulate_ab", AS_OF, f"storage.root=file://{root}", f"storage.files={root}")
+    assert simulate_ab.simulated_world(run) == PARAMETERS
+
+
 def test_without_a_simulated_world_there_is_no_closed_loop(make_run):
     with pytest.raises(UserError, match=r"needs the simulated world.*run make_world first"):
         simulate_ab.run(*make_run("simulate_ab", AS_OF))
