@@ -58,7 +58,7 @@ class Settings(Section):
     min_users_ratio: float = Field(0.5, ge=0, description="Refuse fewer users than this part of the previous'")
     max_norm_drift: float = Field(0.5, ge=0, description="Refuse a larger relative change of the mean norm")
     push_to: str = Field("", description="Object store (s3://BUCKET/PREFIX) that gets each snapshot that goes live")
-    sample: int = Field(200, ge=0, description="Pairs looked up and compared with the table, about that many")
+    sample: int = Field(200, ge=0, description="Pairs, and users, looked up and compared with the tables; 0: none")
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,8 @@ def run(run: Run, settings: Settings) -> Report:
     shards = choose_shards(totals.pairs + totals.means + at_most_cold, settings.shards)
     pairs = recent_pair_embeddings(run.tables, run.as_of, serving.ttl_hours, version)
     means = fresh_user_means(run, version)
-    users = resolve_users(means, neighbor_lists(run, version, means, settings.neighbors), serving)
+    lists = neighbor_lists(run, version, means, settings.neighbors)
+    users = resolve_users(means, lists, serving)
     if groups is not None:
         users = users.unionByName(cold_users(run, means, users, groups))
 
@@ -201,7 +202,7 @@ def run(run: Run, settings: Settings) -> Report:
         check_against_previous(manifest, previous, limits)
         storage.write_text(f"{staging}/{MANIFEST}", manifest.to_json())
         newest = fresh_pair_embeddings(run.tables, run.as_of, serving.ttl_hours, version)
-        check_lookups(root / staging, manifest, newest, settings.sample)
+        check_lookups(root / staging, manifest, newest, means, lists, serving, settings.sample)
         if previous is not None:
             reused = reuse_files(storage, staging, manifest, previous)
         live = publish(storage, staging, manifest)

@@ -3,7 +3,7 @@ with neither, if wanted, the centroid of their group."""
 
 from datetime import timedelta
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from jobs.common.clock import micros, slice_of, ts
@@ -63,17 +63,20 @@ def neighbor_lists(run: Run, version: str, means: DataFrame, count: int) -> Data
     )
 
 
-def resolve_users(means: DataFrame, neighbors: DataFrame, serving: Serving) -> DataFrame:
+def resolve_users(means: DataFrame, neighbors: DataFrame, serving: Serving, only: Column | None = None) -> DataFrame:
     """One row per user with a vector: their own mean, or that of their best neighbour; and their neighbours.
 
-    Where the tier order puts neighbor_mean first, the neighbour's mean is preferred to the user's own.
+    Where the tier order puts neighbor_mean first, the neighbour's mean is preferred to the user's own. only: a
+    condition on user_id.
     """
+    every = F.lit(True) if only is None else only
     order = [tier for tier in serving.tiers if tier in ("user_mean", "neighbor_mean")]
     own, best = F.col("own").isNotNull(), F.try_element_at("neighbors", F.lit(1))
     use_own = own & best.isNull() if order[:1] == ["neighbor_mean"] else own
     chosen = (
-        means.select("user_id", F.lit(True).alias("own"))
-        .join(neighbors, "user_id", "full")
+        means.where(every)
+        .select("user_id", F.lit(True).alias("own"))
+        .join(neighbors.where(every), "user_id", "full")
         .select(
             "user_id",
             "neighbors",

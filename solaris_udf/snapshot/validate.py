@@ -2,10 +2,11 @@
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from solaris_udf.codec import decode, encode
@@ -16,7 +17,7 @@ from solaris_udf.snapshot.publish import list_snapshots, read_manifest
 from solaris_udf.snapshot.reader import Snapshot
 from solaris_udf.snapshot.shards import ShardSummary, write_empty_shard
 from solaris_udf.snapshot.storage import LocalStorage
-from solaris_udf.tiers import PAIR, TierPolicy
+from solaris_udf.tiers import PAIR, TierPolicy, names_of
 
 
 @dataclass(frozen=True)
@@ -142,26 +143,46 @@ def check_against_previous(manifest: Manifest, previous: Manifest | None, limits
 
 
 def check_sample(snapshot: Snapshot, rows: pa.Table, at_micros: int) -> None:
-    """Lookups of rows (user_id, item_id, embedding, codec, computed_at micros) must give their vectors."""
-    if not rows.num_rows or "pair" not in snapshot.manifest.policy.order[:1]:
+    """Lookups of the tables' own rows must give their vectors, ages and similarities, whatever the order of the tiers.
+
+    rows: user_id, item_id, embedding, codec, computed_at (micros), similarity, and tier: of a pair, or a user's, where
+    item_id means nothing. Raises SnapshotError with the first row that differs.
+    """
+    if not rows.num_rows:
         return
-    answer = snapshot.lookup(rows.column("user_id").to_numpy(), rows.column("item_id").to_numpy(), at_micros)
-    codecs = rows.column("codec").to_pylist()
-    expected = np.zeros((rows.num_rows, snapshot.dim), np.float32)
-    for codec in sorted(set(codecs)):
-        places = np.flatnonzero(np.asarray(codecs, dtype=object) == codec)
-        vectors = decode(rows.column("embedding").take(pa.array(places)), codec)
-        if codec != snapshot.manifest.codec:
-            vectors = decode(encode(vectors, snapshot.manifest.codec), snapshot.manifest.codec)
-        expected[places] = vectors
+    policy = replace(snapshot.manifest.policy, order=("pair", "user_mean", "neighbor_mean"))
+    reader = Snapshot(snapshot.folder, replace(snapshot.manifest, policy=policy), snapshot.shards)
+    users, items = (rows.column(name).to_numpy() for name in ("user_id", "item_id"))
+    found = reader.lookup(users, items, at_micros)
+    expected = _as_stored(rows, snapshot.manifest)
     ages = (at_micros - rows.column("computed_at").to_numpy()) // 1_000_000
-    wrong = (answer.tier != PAIR) | (answer.embedding != expected).any(axis=1) | (answer.age_seconds != ages)
+    tier, similarity = rows.column("tier").to_numpy(), rows.column("similarity").to_numpy()
+    of_pair = tier == PAIR
+
+    wrong = (np.where(of_pair[:, None], found.embedding, found.user_embedding) != expected).any(axis=1)
+    wrong |= np.where(of_pair, found.tier, found.user_tier) != tier
+    wrong |= np.where(of_pair, found.age_seconds, found.user_age_seconds) != ages
+    wrong |= np.where(of_pair, found.similarity, found.user_similarity) != similarity
     if wrong.any():
         first = int(np.flatnonzero(wrong)[0])
+        what = f"item {items[first]}" if of_pair[first] else names_of(tier[first : first + 1])[0]
         raise SnapshotError(
-            f"{int(wrong.sum())} of {rows.num_rows} sampled lookups differ from the table, first user "
-            f"{rows.column('user_id')[first]} item {rows.column('item_id')[first]} (tier {answer.tier_names[first]})"
+            f"{int(wrong.sum())} of {len(wrong)} sampled lookups differ from the tables, "
+            f"first user {users[first]} {what}"
         )
+
+
+def _as_stored(rows: pa.Table, manifest: Manifest) -> npt.NDArray[np.float32]:
+    """The vectors of rows as a snapshot of this codec has them, [n, dim]."""
+    codecs = np.asarray(rows.column("codec").to_pylist(), dtype=object)
+    vectors = np.zeros((rows.num_rows, manifest.dim), np.float32)
+    for codec in sorted(set(codecs.tolist())):
+        places = np.flatnonzero(codecs == codec)
+        decoded = decode(rows.column("embedding").take(pa.array(places)), codec)
+        vectors[places] = (
+            decoded if codec == manifest.codec else decode(encode(decoded, manifest.codec), manifest.codec)
+        )
+    return vectors
 
 
 def previous_manifest(storage: LocalStorage, before_micros: int) -> Manifest | None:
