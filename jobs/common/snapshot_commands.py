@@ -112,7 +112,7 @@ def rollback(
         console.print(f"{snapshots.rollback(root, snapshot_id)} is live", highlight=False)
     else:
         name = snapshot_copies.roll_back_in(to, root, snapshot_id, prefix, keep_hours)
-        console.print(f"{name} is current there", highlight=False)
+        console.print(f"{name} is current there, and pinned here until solaris snapshot unpin {name}", highlight=False)
 
 
 @app.command()

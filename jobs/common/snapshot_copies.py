@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from jobs.common.errors import UserError
 from jobs.common.snapshot_push import Pushed, current_in, push
-from jobs.common.snapshots import existing, folder_at, note_rollback, one_error, snapshot_before
+from jobs.common.snapshots import existing, folder_at, kept, note_rollback, one_error, snapshot_before
 from solaris_udf.snapshot.layout import is_safe_name
 from solaris_udf.snapshot.pull import pull
 from solaris_udf.snapshot.reader import Snapshot
@@ -55,7 +55,9 @@ def roll_back_in(
 
     The snapshot is verified in full and copied first, which sends what the place lacks, and in Redis puts off when its
     keys expire. `current` then moves in one step, unless another publisher moved it meanwhile: that is an error. The
-    move is noted in the folder's ROLLBACKS, like a local one. prefix, keep_hours: of Redis.
+    move is noted in the folder's ROLLBACKS, like a local one, but afterwards, since the copy may take long: if it is
+    killed, name the snapshot in the next call. It is pinned in the folder, which nothing else there knows to be in use.
+    prefix, keep_hours: of Redis.
     """
     storage, scheme = folder_at(root), urlsplit(uri).scheme
     if scheme in REDIS:
@@ -64,12 +66,15 @@ def roll_back_in(
         with _redis(uri) as client:
             live = redis_export.current_in(client, prefix)
             target = _target(root, snapshot_id, live, f"{prefix}:current")
-            snapshot = Snapshot.open(root, pin=target, verify="full", engine="numpy")
-            redis_export.export(snapshot, client, prefix=prefix, keep_seconds=round(keep_hours * 3600), replaces=live)
+            with kept(root, target):
+                snapshot = Snapshot.open(root, pin=target, verify="full", engine="numpy")
+                keep_seconds = round(keep_hours * 3600)
+                redis_export.export(snapshot, client, prefix=prefix, keep_seconds=keep_seconds, replaces=live)
     elif scheme == "s3":
         live = current_in(uri)
         target = _target(root, snapshot_id, live, f"CURRENT of {uri}")
-        push(root, target, uri, replaces=live)
+        with kept(root, target):
+            push(root, target, uri, replaces=live)
     else:
         raise UserError(
             f"a place to roll back in is s3://BUCKET/PREFIX or redis://HOST:PORT/DB, not {scheme or 'a path'}"

@@ -88,7 +88,11 @@ class _Store:
         return UserError(f"{self.uri}: {str(error).splitlines()[0][:300]}")
 
     def _send(self, folder: Path, name: str, file: FileEntry) -> int:
-        """Sends one file unless it is there. Returns the bytes sent."""
+        """Sends one file unless it is there. Returns the bytes sent.
+
+        An object is taken at its word: its hash came with its bytes, which the store checked as they came, and every
+        host checks them again. One that was damaged since has to be deleted before it is sent again.
+        """
         key = f"{self.prefix}{name}/{file.path}"
         try:
             there = self.client.head_object(Bucket=self.bucket, Key=key)

@@ -5,8 +5,8 @@ snapshot, as the reader's SnapshotError turned into one.
 """
 
 import time
-from collections.abc import Callable, Collection
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import wraps
@@ -185,20 +185,35 @@ def unpin(root: str | Path, snapshot_id: str) -> None:
         storage.replace_text(PINNED, "".join(line + "\n" for line in kept))
 
 
+@contextmanager
+def kept(root: str | Path, snapshot_id: str) -> Iterator[None]:
+    """Pins a snapshot, and takes a new pin away again if the body fails."""
+    was_pinned = snapshot_id in pinned(root)
+    pin(root, snapshot_id)
+    try:
+        yield
+    except BaseException:
+        if not was_pinned:
+            with suppress(UserError):  # what the body failed of is the news
+                unpin(root, snapshot_id)
+        raise
+
+
 @one_error
 def rollback(root: str | Path, snapshot_id: str | None = None) -> str:
     """Moves CURRENT to a snapshot, by default the one before the live one, after verifying it in full. Returns its id.
 
     The next export of a later as_of moves CURRENT on again: stop the schedule first if it must stay. The move is noted
-    in the file ROLLBACKS, so that joins and audits know what served from then on.
+    in the file ROLLBACKS, so that joins and audits know what served from then on. The note comes first: after a kill in
+    between, the same command makes it true, where with the pointer first it would go back by one more.
     """
     storage = folder_at(root)
     with storage.lock():
         target = snapshot_before(storage, _current_or_none(storage)) if snapshot_id is None else snapshot_id
         existing(storage, target)
         Snapshot.open(root, pin=target, verify="full", engine="numpy")
-        set_current(storage, target)
         note_rollback(storage, target)
+        set_current(storage, target)
     return target
 
 

@@ -136,12 +136,18 @@ def test_a_damaged_file_in_the_store_leaves_the_folder_as_it_was(s3, tmp_path):
     push(tmp_path / "here", None, uri)
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     key = f"{prefix}/{new}/shard-00000-of-00002/pairs.arrow"
-    body = client.get_object(Bucket=bucket, Key=key)["Body"].read()
-    client.put_object(Bucket=bucket, Key=key, Body=bytes([body[0] ^ 1]) + body[1:])
-    with pytest.raises(SnapshotError, match="is damaged"):
-        pull(uri, tmp_path / "there")
-    assert Snapshot.open(tmp_path / "there", engine="numpy").snapshot_id == old
-    assert {path.name for path in (tmp_path / "there").iterdir() if path.is_dir()} == {old}
+    there = client.get_object(Bucket=bucket, Key=key)
+    body = there["Body"].read()
+    client.put_object(Bucket=bucket, Key=key, Body=bytes([body[0] ^ 1]) + body[1:], Metadata=there["Metadata"])
+    for _ in range(2):
+        with pytest.raises(SnapshotError, match="is damaged"):
+            pull(uri, tmp_path / "there")
+        assert Snapshot.open(tmp_path / "there", engine="numpy").snapshot_id == old
+        assert {path.name for path in (tmp_path / "there").iterdir() if path.is_dir()} == {old}
+        assert push(tmp_path / "here", None, uri).bytes == 0  # the object says that it has the hash
+    client.delete_object(Bucket=bucket, Key=key)
+    assert push(tmp_path / "here", None, uri).bytes == len(body)
+    assert pull(uri, tmp_path / "there") == new
 
 
 @pytest.fixture
@@ -168,6 +174,8 @@ def test_a_rollback_in_the_store_takes_the_hosts_back_and_is_noted(pushed, tmp_p
     assert (here / "CURRENT").read_text() == new + "\n"
     ((moment, name),) = snapshots.rollbacks(here)
     assert name == old and before <= moment <= datetime.now(UTC)
+    # Nothing here but the pin says that old is in use, and joins will ask for it.
+    assert snapshots.pinned(here) == {old} and snapshots.gc(here, keep=1).snapshots == []
     assert snapshot_copies.roll_back_in(uri, here, new) == new and current(client, uri) == new + "\n"
     assert [name for _, name in snapshots.rollbacks(here)] == [old, new]
 
@@ -193,6 +201,7 @@ def test_a_rollback_does_not_overwrite_another_publishers_move(pushed, monkeypat
     with pytest.raises(UserError, match="another publisher moved CURRENT meanwhile"):
         snapshot_copies.roll_back_in(uri, here, old)
     assert current(client, uri) == third + "\n" and snapshots.rollbacks(here) == []
+    assert snapshots.pinned(here) == set()
 
 
 def test_what_a_rollback_elsewhere_cannot_do_is_one_line_and_moves_nothing(pushed, tmp_path):
@@ -211,6 +220,11 @@ def test_what_a_rollback_elsewhere_cannot_do_is_one_line_and_moves_nothing(pushe
     with pytest.raises(UserError, match="sha256"):
         snapshot_copies.roll_back_in(uri, here)
     assert current(client, uri) == new + "\n" and snapshots.rollbacks(here) == []
+    assert snapshots.pinned(here) == set()
+    snapshots.pin(here, old)
+    with pytest.raises(UserError, match="sha256"):
+        snapshot_copies.roll_back_in(uri, here)
+    assert snapshots.pinned(here) == {old}  # as it was
     assert snapshot_copies.roll_back_in(place, here, new) == new and current(client, place) == new + "\n"
     push(tmp_path / "here", new, uri)
     victim.parent.parent.rename(tmp_path / "gone")

@@ -317,7 +317,7 @@ def test_pin_rollback_diff_and_gc(tmp_path):
     moments, moved = zip(*snapshots.rollbacks(tmp_path), strict=True)
     assert moved == (names[3], names[2])
     assert datetime.now(UTC) - timedelta(minutes=5) < moments[0] <= moments[1] <= datetime.now(UTC)
-    assert answer(tmp_path) == [0, 0] or snapshots.inspect(tmp_path)["snapshot_id"] == names[2]
+    assert snapshots.inspect(tmp_path)["snapshot_id"] == names[2]
     with pytest.raises(UserError, match="there is no snapshot 'x'"):
         snapshots.rollback(tmp_path, "x")
     found = snapshots.compare(tmp_path, names[0], names[1])
@@ -336,6 +336,27 @@ def test_pin_rollback_diff_and_gc(tmp_path):
     flip(next((tmp_path / names[4]).rglob("pairs.arrow")), 400)
     with pytest.raises(UserError, match="sha256"):
         snapshots.rollback(tmp_path, names[4])
+
+
+def test_a_rollback_killed_at_any_step_is_made_true_by_the_same_command(tmp_path, monkeypatch):
+    for late in (False, True):
+        for step in range(1, 10):
+            root = tmp_path / f"{step}-{late}"
+            names = [
+                publish_snapshot(root, {(1, 1): ((float(day), 0.0), 0)}, slice_name=f"2026010{day}T000000Z", as_of=day)
+                for day in (1, 2, 3)
+            ]
+            with monkeypatch.context() as patch, contextlib.suppress(Killed):
+                patch.setattr(snapshots, "LocalStorage", lambda at, of=(step, late): FailingStorage(at, *of))
+                snapshots.rollback(root)
+                break
+            live, noted = read_current(LocalStorage(root)), [name for _, name in snapshots.rollbacks(root)]
+            assert (live, noted) in ((names[2], []), (names[2], [names[1]]), (names[1], [names[1]]))
+            assert snapshots.gc(root, keep=1).snapshots == ([names[0]] if live == names[1] else names[:2])
+            if live == names[2]:
+                assert snapshots.rollback(root) == names[1]
+                assert answer(root) == [2, 0] and snapshots.rollbacks(root)[-1][1] == names[1]
+        assert step > 3
 
 
 def test_the_checks_before_publishing(tmp_path):

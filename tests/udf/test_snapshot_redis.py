@@ -107,7 +107,7 @@ def test_a_rollback_moves_current_back_whole_and_is_noted(tmp_path, client, copi
     assert client.get("solaris:current") == old.encode()
     assert client.get(f"solaris:{old}:p:1:1") == struct.pack("<q2e", 5, 1.0, 2.0)
     assert all(7100 < client.ttl(key) <= 7200 for key in client.scan_iter(f"solaris:{old}:*"))
-    assert [name for _, name in snapshots.rollbacks(tmp_path)] == [old]
+    assert [name for _, name in snapshots.rollbacks(tmp_path)] == [old] and snapshots.pinned(tmp_path) == {old}
     assert (tmp_path / "CURRENT").read_text() == new + "\n"
 
 
@@ -128,7 +128,7 @@ def test_a_rollback_does_not_overwrite_another_publishers_move(tmp_path, client,
     with pytest.raises(UserError, match="another publisher moved solaris:current to '20260109T000000Z-m-other'"):
         snapshot_copies.roll_back_in(url, tmp_path, old)
     assert client.get("solaris:current") == b"20260109T000000Z-m-other"
-    assert snapshots.rollbacks(tmp_path) == []
+    assert snapshots.rollbacks(tmp_path) == [] and snapshots.pinned(tmp_path) == set()
 
 
 def test_without_a_current_one_a_rollback_needs_a_name(tmp_path, client, copied):
