@@ -40,7 +40,7 @@ class SnapshotFollower:
         root: str | Path,
         poll_seconds: float = 5.0,
         shards: Iterable[int] | None = None,
-        verify: Verify = "manifest",
+        verify: Verify = "full",
         on_swap: Callable[[Snapshot], None] | None = None,
         engine: Engine = "auto",
         misses: MissLog | None = None,
@@ -48,10 +48,11 @@ class SnapshotFollower:
     ) -> None:
         """Opens the live snapshot and starts following. Raises SnapshotError if there is none that can be opened.
 
-        shards, verify, engine, misses: as in Snapshot.open; misses are written at every poll. on_swap: called in the
-        background thread with each new snapshot before it serves, for example to warm it up; if it raises, the new
-        snapshot is not taken. source: URI of an object store that root follows: each look at CURRENT pulls its live
-        snapshot first.
+        shards, engine, misses: as in Snapshot.open; misses are written at every poll. verify: likewise, but by default
+        every byte of the held files is read and checked, of the first snapshot before this returns, of the others in
+        the background, while lookups go on. on_swap: called in the background thread with each new snapshot before it
+        serves, for example to warm it up; if it raises, the new snapshot is not taken. source: URI of an object store
+        that root follows: each look at CURRENT pulls its live snapshot first.
         """
         if poll_seconds <= 0:
             raise SnapshotError(f"poll_seconds is {poll_seconds}, must be positive")

@@ -14,7 +14,7 @@ import pytest
 from jobs.common import snapshots
 from jobs.common.errors import UserError
 from solaris_udf.codec import decode
-from solaris_udf.snapshot import Snapshot, SnapshotError, SnapshotFollower, reader
+from solaris_udf.snapshot import Snapshot, SnapshotError, SnapshotFollower, opening, reader
 from solaris_udf.snapshot.layout import MANIFEST
 from solaris_udf.snapshot.manifest import Manifest
 from solaris_udf.snapshot.publish import publish, read_current
@@ -244,7 +244,7 @@ def test_a_live_snapshot_that_is_removed_while_it_is_opened_is_no_error(tmp_path
 
 def test_the_follower_swaps_and_outlives_bad_snapshots(tmp_path):
     first = publish_snapshot(tmp_path, OLD)
-    with SnapshotFollower(tmp_path, poll_seconds=3600, verify="full") as follower:
+    with SnapshotFollower(tmp_path, poll_seconds=3600) as follower:
         assert follower.lookup([1], [1], 0).embedding.tolist() == [[1, 1]]
         assert follower.poll() is False
         second = publish_snapshot(tmp_path, NEW, **LATER)
@@ -265,6 +265,37 @@ def test_the_follower_swaps_and_outlives_bad_snapshots(tmp_path):
     assert follower.lookup([1], [1], 0).embedding.tolist() == [[5, 5]]
     with pytest.raises(SnapshotError):
         SnapshotFollower(tmp_path / "none")
+
+
+def test_hashes_are_checked_unless_the_caller_says_otherwise(tmp_path):
+    first = publish_snapshot(tmp_path, OLD)
+    flip(next((tmp_path / first).rglob("pairs.arrow")), 400)
+    with pytest.raises(SnapshotError, match="sha256"):
+        SnapshotFollower(tmp_path)
+    with SnapshotFollower(tmp_path, poll_seconds=3600, verify="manifest") as follower:
+        assert follower.snapshot.snapshot_id == first
+
+
+def test_lookups_go_on_while_a_new_snapshot_is_checked(tmp_path, monkeypatch):
+    publish_snapshot(tmp_path, OLD)
+    with SnapshotFollower(tmp_path, poll_seconds=0.01) as follower:
+        checking, go = threading.Event(), threading.Event()
+        digest = opening.sha256_of
+
+        def waits(path):
+            checking.set()
+            assert go.wait(60)
+            return digest(path)
+
+        monkeypatch.setattr(opening, "sha256_of", waits)
+        publish_snapshot(tmp_path, NEW, **LATER)
+        assert checking.wait(60)
+        assert follower.lookup([1], [1], 0).embedding.tolist() == [[1, 1]] and follower.swaps == 0
+        go.set()
+        deadline = time.monotonic() + 60
+        while not follower.swaps and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert follower.lookup([1], [1], 0).embedding.tolist() == [[5, 5]]
 
 
 def test_no_lookup_fails_while_versions_roll(tmp_path):
