@@ -52,6 +52,9 @@ def outside_fault(error: BaseException) -> str | None:
             f"Spark has no jars for s3a://; add {S3_PACKAGE} to spark.jars.packages, or run make s3 and add "
             ".jars/s3/*.jar to spark.jars"
         )
+    refused = re.search(r"solaris_udf\.foundation\.features\.ModelError: (.+)", text)  # by a worker, in its traceback
+    if refused:
+        return f"foundation model: {refused[1]}; solaris model check tells more"
     damaged = re.search(r"\[FAILED_READ_FILE[^\]]*\] .*? file (?:file:/*(?=/))?(\S+?)\.?\s", text)
     if damaged:
         return (

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from solaris_udf.foundation.contract import load_description
-from solaris_udf.foundation.features import ModelError
+from solaris_udf.foundation.features import ModelError, one_line
 from solaris_udf.foundation.model import Inputs, Model, load_model
 from solaris_udf.foundation.trial import trial_items, trial_users
 from solaris_udf.foundation.users import Array
@@ -70,7 +70,7 @@ def check_loaded(model: Model) -> list[Finding]:
     try:
         embedding, logits = run(users, index, items)
     except Exception as error:
-        return [Finding("trial batch", "error", f"{type(error).__name__}: {error}")]
+        return [Finding("trial batch", "error", one_line(error))]
     findings = [_shapes(model, embedding, logits, 12)]
     if findings[0].level == "error":
         return findings
@@ -152,4 +152,4 @@ def _try(check: str, call: Callable[[], bool], fault: str) -> Finding:
     try:
         return _verdict(check, call(), fault)
     except Exception as error:
-        return Finding(check, "error", f"{fault} ({type(error).__name__}: {(str(error).splitlines() or [''])[0]})")
+        return Finding(check, "error", f"{fault} ({one_line(error)})")

@@ -21,6 +21,11 @@ class ModelError(ValueError):
     """A model folder, a model's declaration or its output breaks the contract. The message says what and where."""
 
 
+def one_line(error: BaseException) -> str:
+    """Kind and first line of an error, to stand within a message."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
 @dataclass(frozen=True)
 class Feature:
     """One input. side: user or item. shape: users, pairs, clicked_length, shown_length and dense name its axes."""

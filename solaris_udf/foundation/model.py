@@ -7,8 +7,8 @@ from typing import Any
 
 from solaris_udf.foundation.contract import SPLIT_FILES, UNSPLIT_FILES, Description, load_description
 from solaris_udf.foundation.device import Device
-from solaris_udf.foundation.features import ModelError
-from solaris_udf.foundation.programs import callable_of, load_program, peak_bytes
+from solaris_udf.foundation.features import ModelError, one_line
+from solaris_udf.foundation.programs import callable_of, check_inputs, load_program, peak_bytes
 from solaris_udf.foundation.trial import trial_items, trial_users
 from solaris_udf.foundation.users import Array
 
@@ -52,7 +52,7 @@ def load_model(
     """Verifies the folder, then loads its programs onto a device (cpu, cuda:0, ...).
 
     threads: torch's threads in this process, 0 leaves them. half: autocast to half precision, on CUDA only. compiled:
-    torch.compile the programs. Raises ModelError.
+    torch.compile the programs. Raises ModelError, also for programs whose inputs are not those of model.json.
     """
     import torch
 
@@ -60,17 +60,16 @@ def load_model(
     if threads:
         torch.set_num_threads(threads)
     place = Device(device, half)
-    files = SPLIT_FILES if description.split else UNSPLIT_FILES
-    loaded = [load_program(Path(folder) / file) for file in files]
+    files = [Path(folder) / file for file in (SPLIT_FILES if description.split else UNSPLIT_FILES)]
+    loaded = [load_program(file) for file in files]
     try:
-        user_bytes, pair_bytes = _memory(loaded, description)
+        user_bytes, pair_bytes = _memory(files, loaded, description)
     except Exception as error:
-        if is_out_of_memory(error):
+        if isinstance(error, ModelError) or is_out_of_memory(error):
             raise
-        said = (str(error).splitlines() or [""])[0]
         raise ModelError(
             f"{folder}: the programs fail on {_USERS} users of full history length and {_PAIRS} pairs; are their sizes "
-            f"fixed? export them with dynamic axes ({type(error).__name__}: {said})"
+            f"fixed? export them with dynamic axes ({one_line(error)})"
         ) from error
     programs = [callable_of(program, device, compiled) for program in loaded]
 
@@ -88,8 +87,11 @@ def load_model(
     return Model(description, encode_users, start_pairs, user_bytes, pair_bytes)
 
 
-def _memory(programs: Sequence[Any], description: Description) -> tuple[float, float]:
-    """Bytes of a user and of a pair at full length, measured on a few of each on the CPU, in full precision."""
+def _memory(files: Sequence[Path], programs: Sequence[Any], description: Description) -> tuple[float, float]:
+    """Bytes of a user and of a pair at full length, measured on a few of each on the CPU, in full precision.
+
+    Raises ModelError if a program's inputs are others than these.
+    """
     import torch
 
     def tensors(inputs: Inputs) -> dict[str, torch.Tensor]:
@@ -97,8 +99,15 @@ def _memory(programs: Sequence[Any], description: Description) -> tuple[float, f
 
     users = tensors(trial_users(description.inputs, _USERS, description.lengths))
     items = tensors(trial_items(description.inputs, _PAIRS, description.dense))
-    state, user_bytes = peak_bytes(programs[0], users) if description.split else (users, 0)
-    _, pair_bytes = peak_bytes(programs[-1], state, torch.arange(_PAIRS) % _USERS, items)
+    index = torch.arange(_PAIRS) % _USERS
+    if description.split:
+        check_inputs(files[0], programs[0], users=users)
+        state, user_bytes = peak_bytes(programs[0], users)
+        check_inputs(files[1], programs[1], state=state, user_index=index, items=items)
+    else:
+        state, user_bytes = users, 0
+        check_inputs(files[0], programs[0], users=users, user_index=index, items=items)
+    _, pair_bytes = peak_bytes(programs[-1], state, index, items)
     return user_bytes / _USERS, pair_bytes / _PAIRS
 
 

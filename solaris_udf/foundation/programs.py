@@ -11,11 +11,11 @@ import json
 import re
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from solaris_udf.foundation.features import ModelError
+from solaris_udf.foundation.features import ModelError, one_line
 
 _MEMBERS = re.compile(
     r"(archive_format|archive_version|byteorder|version|\.data/(version|serialization_id)|models/model\.json"
@@ -101,7 +101,7 @@ def check_program(path: Path) -> None:
     except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
         if isinstance(error, ModelError):
             raise
-        raise ModelError(f"{path}: is no exported program ({error})") from None
+        raise ModelError(f"{path}: is no exported program ({one_line(error)})") from None
     for key, value in _fields(graph):
         if key == "target" and not (isinstance(value, str) and _OPERATOR.fullmatch(value)):
             raise ModelError(f"{path}: operator {value!r} is not allowed; use aten operators only")
@@ -119,7 +119,44 @@ def load_program(path: Path) -> Any:
     try:
         return torch.export.load(path)
     except Exception as error:
-        raise ModelError(f"{path}: can't be loaded by torch {torch.__version__}: {error}") from error
+        raise ModelError(f"{path}: can't be loaded by torch {torch.__version__} ({one_line(error)})") from error
+
+
+def check_inputs(path: Path, program: Any, **arguments: Any) -> None:
+    """Raises ModelError unless the program takes these arguments by position: tensors, or dicts or tuples of them.
+
+    Names, dtypes and numbers of axes must be the same; sizes are callable_of's to check.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    taken = [values.get(name, name) for name in program.graph_signature.user_inputs]
+    positional, named = pytree.tree_unflatten(taken, program.call_spec.in_spec)
+    if named or len(positional) != len(arguments):
+        raise ModelError(f"{path}: the program must take ({', '.join(arguments)}) by position, and nothing else")
+
+    def kinds(trees: Iterable[Any]) -> dict[str, str]:
+        """Dtype and axes of each tensor, by its place in the arguments: users['clicked_item']."""
+        found = {}
+        for argument, tree in zip(arguments, trees, strict=True):
+            for place, value in pytree.tree_flatten_with_path(tree)[0]:
+                kind = "no tensor"
+                if isinstance(value, torch.Tensor):
+                    kind = f"{str(value.dtype).removeprefix('torch.')} of {value.ndim} axes"
+                found[argument + pytree.keystr(place)] = kind
+        return found
+
+    given, wanted = kinds(arguments.values()), kinds(positional)
+    wrong = [f"lacks {name}" for name in given if name not in wanted]
+    wrong += [f"wants {name}, which it does not get" for name in wanted if name not in given]
+    wrong += [
+        f"takes {name} as {wanted[name]}, but gets {kind}"
+        for name, kind in given.items()
+        if name in wanted and wanted[name] != kind
+    ]
+    if wrong:
+        raise ModelError(f"{path}: the program {'; '.join(wrong)}; export it with the inputs that model.json names")
 
 
 def callable_of(program: Any, device: str, compiled: bool = False) -> Callable[..., Any]:

@@ -7,14 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pyspark.errors import PythonException
 from torch import nn
 
+from jobs import embed_pairs
 from jobs.common.errors import UserError
+from jobs.common.failures import outside_fault
 from jobs.common.models import latest_model, models_until
 from jobs.common.pair_scores import foundation_at
 from jobs.common.vm_data import choose_span
 from jobs.export_snapshot import find_source
 from solaris_udf.codec import decode, encode
+from solaris_udf.foundation import export
 from solaris_udf.foundation.export import export_split_model
 from solaris_udf.snapshot import Snapshot
 from solaris_udf.tiers import PAIR, USER_MEAN
@@ -156,6 +160,20 @@ def test_every_job_refuses_a_named_model_outside_the_roots_or_that_is_not_there(
         work(AS_OF, named[:1], name)
     with pytest.raises(UserError, match=r"elsewhere/typo is no model folder: model.json: No such file"):
         work(AS_OF, [*named, f"embed_pairs.model={folder.parent}/typo"], name)
+
+
+def test_a_model_that_the_workers_refuse_is_one_line(fill, make_run, own, monkeypatch):
+    folder, _, named = own
+    items = export.trial_items
+    monkeypatch.setattr(export, "trial_items", lambda *a: {"item_id": items(*a)["item_id"].astype(np.int32)})
+    export_split_model(Clicks(), Head(), folder, name="own", inputs=["clicked_mask", "item_id"], heads=["click"])
+    fill("candidate_pairs", [{"user_id": 1, "item_id": 5}])
+    with pytest.raises(PythonException) as caught:
+        embed_pairs.run(*make_run("embed_pairs", AS_OF, *named))
+    assert outside_fault(caught.value) == (
+        f"foundation model: {folder}/pair_head.pt2: the program takes items['item_id'] as int32 of 1 axes, but gets "
+        "int64 of 1 axes; export it with the inputs that model.json names; solaris model check tells more"
+    )
 
 
 def test_a_named_model_that_lies_below_the_storage_root_counts_once(make_config, root, own):

@@ -10,38 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from solaris_udf.foundation import export
-from solaris_udf.foundation.check import check_loaded, check_model, examine_model
-from solaris_udf.foundation.contract import load_description, sha256_of, write_description
+from solaris_udf.foundation.check import check_model, examine_model
+from solaris_udf.foundation.contract import load_description, sha256_of
 from solaris_udf.foundation.export import export_split_model, export_unsplit_model
 from solaris_udf.foundation.features import ModelError
-from solaris_udf.foundation.model import Model, is_out_of_memory, load_model
+from solaris_udf.foundation.model import is_out_of_memory, load_model
 from solaris_udf.foundation.programs import check_program
 from solaris_udf.foundation.reference import hashed
-
-INPUTS = ("clicked_item", "clicked_mask", "item_id", "item_dense")
-
-
-class Encoder(nn.Module):
-    def forward(self, users):
-        return (users["clicked_item"] * users["clicked_mask"]).sum(dim=1)
-
-
-class Head(nn.Module):
-    """Embedding: (sum of clicked ids mod 10, first dense feature); logit: their sum."""
-
-    def forward(self, state, user_index, items):
-        both = torch.stack([(state[user_index] % 10).float(), items["item_dense"][:, 0]], dim=1)
-        return both, both.sum(dim=1, keepdim=True)
-
-
-class Whole(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.encoder, self.head = Encoder(), Head()
-
-    def forward(self, users, user_index, items):
-        return self.head(self.encoder(users), user_index, items)
+from tests.udf.small_model import INPUTS, Encoder, Head, Whole
 
 
 @pytest.fixture(scope="module")
@@ -199,74 +175,6 @@ def test_export_names_what_breaks_the_contract(tmp_path):
     with pytest.raises(ModelError, match="dense is the width"):
         export_split_model(Encoder(), Head(), tmp_path, name="x", inputs=INPUTS, heads=["click"])
     assert not (tmp_path / "model.json").exists()
-
-
-@pytest.mark.parametrize("fixed", [("USERS", "PAIRS"), ("USERS", "PAIRS", "LENGTHS"), ("LENGTHS",)])
-def test_a_program_of_fixed_sizes_is_one_clear_error(tmp_path, monkeypatch, fixed):
-    traced = {"USERS": export._USERS, "PAIRS": export._PAIRS, "LENGTHS": export._TRACE_LENGTHS}
-    for name in fixed:
-        monkeypatch.setattr(export, f"_OTHER_{name}", traced[name])
-
-    class Positions(nn.Module):
-        """Adds one weight a position, as learned positions do: they fix the length."""
-
-        def __init__(self):
-            super().__init__()
-            self.weights = nn.Parameter(torch.arange(16.0))
-
-        def forward(self, users):
-            return users["clicked_item"].float() @ self.weights
-
-    encoder = Positions() if "LENGTHS" in fixed else Encoder()
-    folder = tmp_path / "fixed"
-    told = {"name": "fixed", "inputs": INPUTS, "heads": ["click"], "dense": 2}
-    export_split_model(encoder, Head(), folder, lengths=traced["LENGTHS"], **told)
-    write_description(folder, embedding_dim=2, lengths=None, flops_per_user=1.0, flops_per_pair=1.0, **told)
-    (error,) = check_model(folder)
-    assert error.check in ("programs", "trial batch") and "\n" not in error.message
-    if "LENGTHS" in fixed:
-        assert error.message.startswith(f"{folder}: the programs fail on 4 users of full history length and 16 pairs")
-        with pytest.raises(ModelError, match="are their sizes fixed"):
-            load_model(folder)
-
-
-def test_a_program_of_bounded_sizes_is_found(tmp_path):
-    class Bounded(Head):
-        def forward(self, state, user_index, items):
-            torch._check(user_index.shape[0] <= 500)
-            return super().forward(state, user_index, items)
-
-    folder = tmp_path / "bounded"
-    export_split_model(Encoder(), Bounded(), folder, name="bounded", inputs=INPUTS, heads=["click"], dense=2)
-    (error,) = check_model(folder)
-    assert error.check == "large batch" and "are its sizes bounded" in error.message
-
-
-@pytest.mark.parametrize(
-    ("check", "embed"),
-    [
-        ("batch independence", lambda state, index, items: items["item_dense"] - items["item_dense"].mean(0)),
-        ("padding", lambda state, index, items: items["item_dense"] * state["clicked_item"].shape[1]),
-        ("repeatable", lambda state, index, items: np.random.random((len(index), 2)).astype(np.float32)),
-        ("shapes", lambda state, index, items: items["item_dense"][:, :1]),
-        ("finite", lambda state, index, items: items["item_dense"] / state["clicked_mask"].sum(1)[index, None]),
-        (
-            "any id",
-            lambda state, index, items: np.log(items["item_id"].astype(np.float32))[:, None] + items["item_dense"],
-        ),
-    ],
-)
-def test_check_finds_each_broken_promise(exported, check, embed):
-    description = load_description(exported)
-    with np.errstate(all="ignore"):
-        found = check_loaded(
-            Model(
-                description,
-                lambda users: users,
-                lambda state, index, items: lambda: (embed(state, index, items), np.zeros((len(index), 1))),
-            )
-        )
-    assert check in [finding.check for finding in found if finding.level == "error"]
 
 
 def test_hashed_ids_stay_in_range_at_the_ends_of_int64():
