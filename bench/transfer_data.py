@@ -1,4 +1,4 @@
-"""The rows of bench/transfer.py: a simulated log in memory, and what the foundation model says of each later row."""
+"""The rows of bench/transfer.py: a log in memory, and what the foundation model says of each later row."""
 
 import tempfile
 from dataclasses import dataclass
@@ -31,9 +31,11 @@ START = 1_767_225_600_000_000  # 2026-01-01 UTC
 
 @dataclass(frozen=True)
 class Interactions:
-    """A simulated log. Arrays of shown rows [n] in the order of user, time and item; users by number.
+    """A log in memory. Arrays of shown rows [n] in the order of user, time and item; users by number.
 
-    scored, requests: sorted keys (see key_of) of every scored row and of every request.
+    start: microseconds, before every row. converted, truth, the world's own click
+    probability: None where the log has none. scored,
+    requests: sorted keys of every scored row and of every request.
     """
 
     start: int
@@ -43,8 +45,8 @@ class Interactions:
     item_id: Int64
     surface: Int64
     clicked: npt.NDArray[np.bool_]
-    converted: npt.NDArray[np.bool_]
-    truth: Float64
+    converted: npt.NDArray[np.bool_] | None
+    truth: Float64 | None
     scored: Int64
     requests: Int64
 
@@ -59,7 +61,7 @@ class Interactions:
                 rows, state = simulate(made, state, state.time, min(end, state.time + 24 * HOUR), parameters.seed)
                 parts.append(rows)
         rows = Simulated.concat(parts)
-        scored = np.sort(key_of(rows.user, rows.event_time))
+        scored = np.sort(key_of(rows.user, rows.event_time - START))
         order = np.flatnonzero(rows.shown)
         order = order[np.lexsort((rows.item[order], rows.event_time[order], rows.user[order]))]
         with tempfile.TemporaryDirectory() as folder:
@@ -81,11 +83,15 @@ class Interactions:
             requests=np.unique(scored),
         )
 
+    def keys(self, user: Int64, time: Int64) -> Int64:
+        """[n]: in the order of user, then time."""
+        return key_of(user, time - self.start)
+
     def states(self, user: Int64, at: Int64, size: str) -> Users:
         """The users [m] as they were at those times: events and counters strictly before."""
-        rows, keys = self.items.rows_of(self.item_id), key_of(self.user, self.time)
+        rows, keys = self.items.rows_of(self.item_id), self.keys(self.user, self.time)
         clicks = np.flatnonzero(self.clicked)
-        begin, end = key_of(user, np.full(len(user), START)), key_of(user, at)
+        begin, end = self.keys(user, np.full(len(user), self.start)), self.keys(user, at)
 
         def between(sorted_keys: Int64) -> tuple[Int64, Int64]:
             return np.searchsorted(sorted_keys, begin), np.searchsorted(sorted_keys, end)
@@ -116,19 +122,22 @@ class Interactions:
         )
 
 
-def key_of(user: Int64, time: Int64) -> Int64:
-    """One number in the order of user, then time."""
-    return (user << np.int64(41)) | (time - START)
+def key_of(user: Int64, since: Int64) -> Int64:
+    """One number in the order of user, then time since the log's start, which must be less than 407 days."""
+    return (user << np.int64(45)) | since
 
 
 def training_samples(log: Interactions, size: str, before: int) -> Samples:
-    """The shown rows before a time as train_foundation reads them: conversions are known of clicks older than a day."""
+    """The shown rows before a time as train_foundation reads them: conversions, if the log has any, are known of clicks
+    older than a day."""
     chosen = np.flatnonzero(log.time < before)
     user, time = log.user[chosen], log.time[chosen]
-    new = np.r_[True, np.diff(key_of(user, time)) != 0]
+    new = np.r_[True, np.diff(log.keys(user, time)) != 0]
     clicked = log.clicked[chosen]
-    known = clicked & (time < before - 24 * HOUR)
-    labels = [clicked.astype(np.float32), np.where(known, log.converted[chosen], np.nan).astype(np.float32)]
+    labels = [clicked.astype(np.float32)]
+    if log.converted is not None:
+        known = clicked & (time < before - 24 * HOUR)
+        labels.append(np.where(known, log.converted[chosen], np.nan).astype(np.float32))
     return Samples(
         log.states(user[new], time[new], size),
         np.cumsum(new) - 1,
@@ -153,7 +162,7 @@ class ModelSays:
     vector: npt.NDArray[np.float32]
     click: Float64
     fresh: Float64
-    truth: Float64
+    truth: Float64 | None
 
 
 def model_says(log: Interactions, model: Model, size: str, start: int) -> ModelSays:
@@ -161,10 +170,11 @@ def model_says(log: Interactions, model: Model, size: str, start: int) -> ModelS
     place = np.flatnonzero(log.time >= start)
     place = place[np.argsort(log.time[place], kind="stable")]
     time = log.time[place]
-    known = START + (time - START) // WINDOW * WINDOW
+    known = log.start + (time - log.start) // WINDOW * WINDOW
     vector, click = _answers(log, model, size, place, known)
     fresh = _answers(log, model, size, place, time)[1]
-    return ModelSays(place, time, known, vector.astype(np.float16).astype(np.float32), click, fresh, log.truth[place])
+    truth = None if log.truth is None else log.truth[place]
+    return ModelSays(place, time, known, vector.astype(np.float16).astype(np.float32), click, fresh, truth)
 
 
 def _answers(
@@ -173,7 +183,7 @@ def _answers(
     """Embedding and click probability of each row at `at`; each (user, at) is encoded once."""
     head = model.description.heads.index("click")
     user = log.user[place]
-    _, first, entry = np.unique(key_of(user, at), return_index=True, return_inverse=True)
+    _, first, entry = np.unique(log.keys(user, at), return_index=True, return_inverse=True)
     states = log.states(user[first], at[first], size)
     order, rows = np.argsort(entry, kind="stable"), log.items.rows_of(log.item_id[place])
     ends = np.searchsorted(entry[order], np.arange(len(first)), side="right")
