@@ -34,7 +34,8 @@ from solaris_udf.foundation.features import COUNTS, ModelError
 from solaris_udf.foundation.inference import Limits
 from solaris_udf.foundation.udf import OUTPUT_DDL, EmbedFunction, embed_udf
 
-RESULTS_DDL = "user_id BIGINT, item_id BIGINT, embedding BINARY, reason STRING"
+RESULTS_DDL = "user_id BIGINT, item_id BIGINT, probability DOUBLE, embedding BINARY, reason STRING"
+PAIR = ["user_id", "item_id"]
 
 
 class Settings(Section):
@@ -76,18 +77,25 @@ def wanted_pairs(candidates: DataFrame) -> DataFrame:
 
 
 def grouped_by_user(pairs: DataFrame, histories: DataFrame, partitions: int, row_pairs: int) -> DataFrame:
-    """The model's input rows without `at`: one per user with all their item ids, sorted; several for a giant user.
+    """The model's input rows without `at`: one per user with all their item ids, sorted, and those pairs'
+    probabilities; several for a giant user. pairs: user_id, item_id, probability.
 
     The number of partitions is given, not left to Spark, which would put a small table with much work into one task.
     """
     users = (
         pairs.repartition(partitions, "user_id")
         .groupBy("user_id")
-        .agg(F.array_sort(F.collect_list("item_id")).alias("all_items"))
-        .withColumn("part", F.explode(F.sequence(F.lit(0), F.floor((F.size("all_items") - 1) / row_pairs).cast("int"))))
-        .withColumn("item_ids", F.slice("all_items", F.col("part") * row_pairs + 1, row_pairs))
+        .agg(F.sort_array(F.collect_list(F.struct("item_id", "probability"))).alias("pairs"))
+        .withColumn("part", F.explode(F.sequence(F.lit(0), F.floor((F.size("pairs") - 1) / row_pairs).cast("int"))))
+        .withColumn("pairs", F.slice("pairs", F.col("part") * row_pairs + 1, row_pairs))
+        .select(
+            "user_id",
+            F.col("pairs")["item_id"].alias("item_ids"),
+            F.col("pairs")["probability"].alias("probabilities"),
+        )
     )
-    return users.join(histories, on="user_id", how="left").select("user_id", "shown", "clicked", *COUNTS, "item_ids")
+    known = ["user_id", "shown", "clicked", *COUNTS]
+    return users.join(histories, on="user_id", how="left").select(*known, "item_ids", "probabilities")
 
 
 def rejections(refused: DataFrame) -> DataFrame:
@@ -119,7 +127,8 @@ def run(run: Run, settings: Settings) -> Report:
     def as_now(pairs: DataFrame) -> DataFrame:
         """The pairs as the new model sees them, not turned."""
         partitions = run.spark.sparkContext.defaultParallelism
-        inputs = grouped_by_user(pairs, histories, partitions, settings.row_pairs).withColumn("at", ts(run.as_of))
+        given = pairs.withColumn("probability", F.lit(None).cast("double"))
+        inputs = grouped_by_user(given, histories, partitions, settings.row_pairs).withColumn("at", ts(run.as_of))
         return inputs.mapInArrow(embed_with(None), OUTPUT_DDL, profile=_profile(settings, run.config.spark.task_cpus))
 
     aligned = load_alignment(run.config, description.version)
@@ -130,14 +139,14 @@ def run(run: Run, settings: Settings) -> Report:
     staging = _Staging(run, description, _fingerprint(run, settings, description, histories, items, rotation))
     wanted = wanted_pairs(run.tables.read_slice("candidate_pairs", run.as_of))
     before = staging.done()
-    todo = wanted if before is None else wanted.join(before, on=["user_id", "item_id"], how="left_anti")
+    todo = wanted if before is None else wanted.join(before, on=PAIR, how="left_anti")
     counts = todo.agg(F.count("*").alias("pairs"), F.countDistinct("user_id").alias("users")).first()
     assert counts is not None
     pairs = counts.pairs if before is None else wanted.count()
     started = time.monotonic()
     _embed_chunks(run, settings, todo, histories, embed, staging, counts.pairs)
     seconds = time.monotonic() - started
-    embedded, rejected = _publish(run, settings, wanted, staging, description, pairs)
+    embedded, rejected = _publish(run, settings, wanted, before, staging, description, pairs)
     return Report(
         rows_in=pairs,
         rows_out=embedded,
@@ -198,20 +207,25 @@ class _Staging:
             if other != self.folder:
                 shutil.rmtree(other)
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._earlier = set(self._complete())
 
     def done(self) -> DataFrame | None:
-        """What is embedded already: user_id, item_id, embedding, reason. None for nothing."""
+        """What earlier runs embedded: RESULTS_DDL. None for nothing."""
         if self._marker.exists():
             stored = (
                 self._run.tables.read_slice("pair_embeddings", self._run.as_of)
                 .where(F.col("model_version") == self._version)
-                .select("user_id", "item_id", "embedding", F.lit(None).cast("string").alias("reason"))
+                .select(*PAIR, "probability", "embedding", F.lit(None).cast("string").alias("reason"))
             )
-            if not self._complete():
+            if not self._earlier:
                 return stored
             # A run killed after publishing leaves chunks of pairs that are stored already.
-            return stored.unionByName(self._chunks().join(stored, on=["user_id", "item_id"], how="left_anti"))
-        return self._chunks() if self._complete() else None
+            return stored.unionByName(self._read(self._earlier).join(stored, on=PAIR, how="left_anti"))
+        return self._read(self._earlier) if self._earlier else None
+
+    def made(self) -> DataFrame:
+        """What this run embedded: RESULTS_DDL."""
+        return self._read(set(self._complete()) - self._earlier)
 
     def next_chunk(self) -> str:
         """A folder that no complete chunk has."""
@@ -226,8 +240,11 @@ class _Staging:
     def _complete(self) -> list[str]:
         return sorted(str(chunk.parent) for chunk in self.folder.glob("chunk-*/_SUCCESS"))
 
-    def _chunks(self) -> DataFrame:
-        return self._run.spark.read.schema(RESULTS_DDL).parquet(*map(on_disk, self._complete()))
+    def _read(self, chunks: set[str]) -> DataFrame:
+        spark = self._run.spark
+        if not chunks:
+            return spark.createDataFrame([], RESULTS_DDL)
+        return spark.read.schema(RESULTS_DDL).parquet(*map(on_disk, sorted(chunks)))
 
 
 def _embed_chunks(
@@ -251,7 +268,7 @@ def _embed_chunks(
         inputs = grouped_by_user(part, histories, partitions, settings.row_pairs).withColumn("at", ts(run.as_of))
         (
             inputs.mapInArrow(embed, OUTPUT_DDL, profile=profile)
-            .select("user_id", "item_id", "embedding", "reason")
+            .select(*PAIR, "probability", "embedding", "reason")
             .write.mode("overwrite")
             .parquet(on_disk(staging.next_chunk()))
         )
@@ -265,36 +282,48 @@ def _profile(settings: Settings, task_cpus: int) -> ResourceProfile | None:
 
 
 def _publish(
-    run: Run, settings: Settings, wanted: DataFrame, staging: _Staging, description: Description, pairs: int
+    run: Run,
+    settings: Settings,
+    wanted: DataFrame,
+    before: DataFrame | None,
+    staging: _Staging,
+    description: Description,
+    pairs: int,
 ) -> tuple[int, int]:
-    """Writes embeddings and rejections of all wanted pairs; returns how many of each."""
-    done = staging.done()
-    results = (
-        wanted.join(
-            done if done is not None else run.spark.createDataFrame([], RESULTS_DDL),
-            on=["user_id", "item_id"],
-            how="left",
-        )
-        .withColumns({"codec": F.lit(settings.codec), "model_version": F.lit(description.version)})
-        .persist()
-    )
+    """Writes embeddings and rejections of all wanted pairs; returns how many of each.
+
+    What this run made goes from its chunks to the table without a shuffle; what earlier runs made is joined with the
+    wanted pairs, which may have been selected anew since.
+    """
+    results = staging.made()
+    if before is not None:
+        earlier = wanted.join(before.drop("probability"), on=PAIR).select(*results.columns).persist()
+        results = results.unionByName(earlier)
     try:
+        # The exclusive or of the pairs' hashes tells a lost pair that a doubled one makes up for in the counts.
+        identity = F.expr("coalesce(bit_xor(xxhash64(user_id, item_id)), 0)").alias("identity")
+        rows = F.count("*").alias("rows")
+        asked = wanted.agg(rows, identity).first()
         counts = results.agg(
-            F.count("*").alias("rows"),
-            F.count("embedding").alias("embedded"),
+            rows,
+            identity,
+            F.count_if(F.col("embedding").isNotNull()).alias("embedded"),
             F.count("reason").alias("rejected"),
         ).first()
-        assert counts is not None
-        if counts.rows != pairs or counts.embedded + counts.rejected != pairs:
+        assert asked is not None and counts is not None
+        complete = (counts.rows, counts.identity) == (asked.rows, asked.identity) and asked.rows == pairs
+        if not complete or counts.embedded + counts.rejected != pairs:
             raise RunFailed(
                 f"embed_pairs {run.slice}: {pairs} pairs in, but {counts.embedded} embedded and {counts.rejected} "
                 f"rejected; nothing was published; run it again, and remove {staging.folder} if that fails too"
             )
         run.check_reject_rate(counts.rejected, pairs)
-        rejected = run.reject(rejections(results.where(F.col("embedding").isNull())))
+        results = results.withColumns({"codec": F.lit(settings.codec), "model_version": F.lit(description.version)})
+        rejected = run.reject(rejections(results.where(F.col("embedding").isNull())), counts.rejected)
         embedded = run.write(results.where(F.col("embedding").isNotNull()).drop("reason"), "pair_embeddings")
     finally:
-        results.unpersist()
+        if before is not None:
+            earlier.unpersist()
     staging.publish()
     return embedded, rejected
 

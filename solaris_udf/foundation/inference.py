@@ -33,12 +33,16 @@ OUTPUT = pa.schema(
         ("user_id", pa.int64()),
         ("at", TIMESTAMP),
         ("item_id", pa.int64()),
+        ("probability", pa.float64()),
         ("embedding", pa.binary()),
         ("reason", pa.string()),
         ("logits", pa.list_(pa.float32())),
     ]
 )
-OUTPUT_DDL = "user_id BIGINT, at TIMESTAMP, item_id BIGINT, embedding BINARY, reason STRING, logits ARRAY<FLOAT>"
+OUTPUT_DDL = (
+    "user_id BIGINT, at TIMESTAMP, item_id BIGINT, probability DOUBLE, embedding BINARY, reason STRING, "
+    "logits ARRAY<FLOAT>"
+)
 NOT_FINITE = "embedding is not finite"
 NULL_ITEM = "item_id is null"
 SMALL_GROUP = 16  # a group of less than this part of the tokens may hold several padded lengths
@@ -83,6 +87,8 @@ def embed_batches(
     limits: Limits | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yields OUTPUT rows, one for each (row, item id) of the input, in no particular order.
+
+    A pair's probability goes along untouched, if the input has any, so that no join has to bring it to the vector.
 
     A pair whose embedding is NaN, infinite (also when rounded to the codec) or of a wrong length has a null embedding
     and a reason. Lack of memory halves the batch. Raises ModelError if the model's outputs can't be matched to pairs,
@@ -147,7 +153,7 @@ class _Worker:
     def start(self, batch: pa.RecordBatch) -> Iterator[Finish]:
         """Starts the batch's work, piece by piece; each piece gives its OUTPUT rows when called."""
         users = read_users(batch, self.model.description.lengths, self.items)
-        pairs = _Pairs.of(batch["item_ids"])
+        pairs = _Pairs.of(batch)
         if pairs.null_owner.size:
             yield partial(self._rejected, users, pairs.null_owner)
         lengths = users.longest()
@@ -171,7 +177,8 @@ class _Worker:
             yield from self._start_group(users, group[:middle], pairs)
             yield from self._start_group(users, group[middle:], pairs)
             return
-        owner, item_ids = pairs.of_users(group)
+        owner, chosen = pairs.of_users(group)
+        item_ids = pairs.item_id[chosen]
         longest = padded_length(int(users.longest()[group].max(initial=0)))
         start = 0
         while start < len(owner):
@@ -185,7 +192,8 @@ class _Worker:
                 log.warning("out of memory with %s pairs at once, going on with %s", step, self.limits.pairs)
                 _free_memory()
                 continue
-            yield partial(self._rows, users.user_id[group[owner[part]]], at, item_ids[part], wait)
+            probability = pairs.probability_of(chosen[part])
+            yield partial(self._rows, users.user_id[group[owner[part]]], at, item_ids[part], probability, wait)
             start += step
 
     def _start_pairs(self, state: State, owner: Int64, item_ids: Int64, at: Int64) -> Wait | None:
@@ -198,7 +206,7 @@ class _Worker:
                 raise
             return None
 
-    def _rows(self, user_id: Int64, at: Int64, item_id: Int64, wait: Wait) -> pa.RecordBatch:
+    def _rows(self, user_id: Int64, at: Int64, item_id: Int64, probability: pa.Array, wait: Wait) -> pa.RecordBatch:
         embedding, logits = wait()
         if embedding.ndim != 2 or len(embedding) != len(item_id) or len(logits) != len(item_id):
             raise ModelError(
@@ -211,6 +219,7 @@ class _Worker:
                 pa.array(user_id),
                 pa.array(at).cast(TIMESTAMP),
                 pa.array(item_id),
+                probability,
                 packed,
                 reason,
                 _lists(logits) if self.logits else pa.nulls(len(item_id), OUTPUT.field("logits").type),
@@ -243,6 +252,7 @@ class _Worker:
                 pa.array(users.user_id[owner]),
                 pa.array(users.at[owner]).cast(TIMESTAMP),
                 pa.nulls(count, pa.int64()),
+                pa.nulls(count, pa.float64()),
                 pa.nulls(count, pa.binary()),
                 pa.array([NULL_ITEM] * count),
                 pa.nulls(count, OUTPUT.field("logits").type),
@@ -253,29 +263,42 @@ class _Worker:
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Item ids of n rows, flat, without nulls; null_owner has the row of each null id."""
+    """Item ids of n rows, flat, without nulls; null_owner has the row of each null id. probability: one an item id, or
+    None."""
 
     starts: Int64
     item_id: Int64
+    probability: pa.Array | None
     null_owner: Int64
 
     def of_users(self, users: Int64) -> tuple[Int64, Int64]:
-        """All pairs of the users at these positions: the place of each pair's user among them, and its item id."""
+        """All pairs of the users at these positions: the place of each pair's user among them, and its own place."""
         sizes = self.starts[users + 1] - self.starts[users]
         owner = np.repeat(np.arange(len(users)), sizes)
         place = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        return owner, self.item_id[np.repeat(self.starts[users], sizes) + place]
+        return owner, np.repeat(self.starts[users], sizes) + place
+
+    def probability_of(self, places: Int64) -> pa.Array:
+        if self.probability is None:
+            return pa.nulls(len(places), pa.float64())
+        return self.probability.take(pa.array(places))
 
     @classmethod
-    def of(cls, lists: pa.Array) -> "_Pairs":
+    def of(cls, batch: pa.RecordBatch) -> "_Pairs":
+        lists = batch["item_ids"]
         flat = lists.flatten()
         sizes = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
         owner = np.repeat(np.arange(len(sizes)), sizes)
         valid = np.asarray(flat.is_valid().to_numpy(zero_copy_only=False), dtype=bool)
+        probability = batch["probabilities"].flatten() if "probabilities" in batch.schema.names else None
+        if probability is not None and len(probability) != len(flat):
+            raise ValueError(f"{len(probability)} probabilities for {len(flat)} item_ids")
+        if probability is not None and not valid.all():
+            probability = probability.filter(pa.array(valid))
         # drop_null keeps the ids int64; to_numpy of an array with nulls would make them floats.
         item_id = flat.drop_null().to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
         starts = np.concatenate([[0], np.cumsum(np.bincount(owner[valid], minlength=len(sizes)))]).astype(np.int64)
-        return cls(starts, item_id, owner[~valid])
+        return cls(starts, item_id, probability, owner[~valid])
 
 
 def _lists(values: Array) -> pa.Array:

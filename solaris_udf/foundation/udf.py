@@ -57,7 +57,8 @@ def embed_udf(
     """The function that embeds pairs with the model in a folder; see embed_batches for what it does.
 
     Input rows: user_id BIGINT, at TIMESTAMP, shown and clicked as in user_histories, requests, scored_rows, shown_rows,
-    clicked_rows BIGINT, item_ids ARRAY<BIGINT>. Output: OUTPUT_DDL. items_path is a file of write_item_file, on every
+    clicked_rows BIGINT, item_ids ARRAY<BIGINT>, and, if wanted, probabilities ARRAY<DOUBLE>, one an item id. Output:
+    OUTPUT_DDL. items_path is a file of write_item_file, on every
     worker's disk. threads is Spark's task cpus. half applies on a GPU only. rotation [d, d] turns the embeddings (see
     alignment.py). Hashes are verified here and again by each worker before it loads.
     """

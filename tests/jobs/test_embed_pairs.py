@@ -1,6 +1,7 @@
 """embed_pairs against five-line fake models whose embeddings can be worked out by hand."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -106,7 +107,7 @@ def test_selected_pairs_are_embedded_once_also_when_the_run_is_repeated(tables, 
         "candidate_pairs",
         [
             {"user_id": 1, "item_id": LOW, "probability": 0.25},
-            {"user_id": 1, "item_id": HIGH},
+            {"user_id": 1, "item_id": HIGH, "probability": 0.125},
             {"user_id": 1, "item_id": 5},
             {"user_id": LOW, "item_id": 2**53 + 1},
             {"user_id": HIGH, "item_id": 13},
@@ -138,19 +139,23 @@ def test_selected_pairs_are_embedded_once_also_when_the_run_is_repeated(tables, 
         (HIGH, 77): [0, 0, 1],
     }
     assert {key: decode([bytes(row.embedding)])[0].tolist() for key, row in rows.items()} == expected
-    assert {row.model_version for row in rows.values()} == {"m1"} and rows[(1, LOW)].probability == 0.25
+    assert {row.model_version for row in rows.values()} == {"m1"}
+    assert (rows[(1, LOW)].probability, rows[(1, HIGH)].probability) == (0.25, 0.125)
     refused = tables.read("rejected_rows").collect()
     assert [(row.reason, row.row) for row in refused] == [
         ("embedding is not finite", f'{{"user_id":{HIGH},"item_id":13,"model_version":"m1"}}')
     ]
 
-    # Again: only the refused pair is tried; a new candidate is added, one no longer wanted goes.
-    fill("candidate_pairs", [{"user_id": user, "item_id": item} for user, item in ((1, 5), (HIGH, 13), (2, 8))])
+    # Again: only the refused pair is tried; a new candidate is added, one no longer wanted goes, and one that stays has
+    # the probability that it is wanted with now.
+    new = [{"user_id": user, "item_id": item, "probability": p} for user, item, p in ((1, 5, 0.75), (2, 8, 0.0625))]
+    fill("candidate_pairs", [*new, {"user_id": HIGH, "item_id": 13}])
     report = job.run(run, settings)
     assert (report.rows_in, report.rows_out, report.metrics["reused"]) == (3, 2, 1)
     assert computed(log) == sorted([LOW, HIGH, 5, 2**53 + 1, 13, 77, 13, 8])
-    again = {(row.user_id, row.item_id): bytes(row.embedding) for row in tables.read("pair_embeddings").collect()}
-    assert again.keys() == {(1, 5), (2, 8)} and again[(1, 5)] == bytes(rows[(1, 5)].embedding)
+    again = {(row.user_id, row.item_id): row for row in tables.read("pair_embeddings").collect()}
+    assert {key: row.probability for key, row in again.items()} == {(1, 5): 0.75, (2, 8): 0.0625}
+    assert bytes(again[(1, 5)].embedding) == bytes(rows[(1, 5)].embedding)
 
     # A rewritten history makes the stored vectors stale.
     fill("user_histories", [{**HISTORY, "user_id": 1, "run_id": "later"}])
@@ -173,9 +178,13 @@ def test_no_candidates_is_an_empty_slice_and_a_lost_pair_fails_the_run(tables, f
     assert job.run(run, settings).rows_out == 0
     assert tables.read("pair_embeddings").count() == 0
     fill("candidate_pairs", [{"user_id": 1, "item_id": 5}, {"user_id": 1, "item_id": 6}])
-    monkeypatch.setattr(job, "grouped_by_user", lambda *a: _grouped(*a).withColumn("item_ids", F.array(F.lit(5))))
-    with pytest.raises(RunFailed, match="2 pairs in, but 1 embedded and 0 rejected"):
-        job.run(run, settings)
+    # One pair lost; one lost and another doubled, which the counts alone can't tell.
+    for item_ids, embedded in (([5], 1), ([5, 5], 2)):
+        given = {"item_ids": F.array(*map(F.lit, item_ids)), "probabilities": F.array(*map(F.lit, [0.5] * embedded))}
+        monkeypatch.setattr(job, "grouped_by_user", lambda *a, given=given: _grouped(*a).withColumns(given))
+        with pytest.raises(RunFailed, match=f"2 pairs in, but {embedded} embedded and 0 rejected"):
+            job.run(run, settings)
+        shutil.rmtree(run.config.path("staging"))
     assert tables.read("pair_embeddings").count() == 0
 
 
@@ -183,20 +192,26 @@ _grouped = job.grouped_by_user
 
 
 def test_a_giant_user_is_split_into_rows_that_hold_each_item_once(spark):
-    pairs = spark.range(10).select(F.lit(1).cast("bigint").alias("user_id"), (9 - F.col("id")).alias("item_id"))
+    pairs = spark.range(10).select(
+        F.lit(1).cast("bigint").alias("user_id"),
+        (9 - F.col("id")).alias("item_id"),
+        (F.col("id") / 10).alias("probability"),
+    )
     histories = spark.createDataFrame(
         [],
         "user_id BIGINT, shown ARRAY<BIGINT>, clicked ARRAY<BIGINT>, "
         "requests BIGINT, scored_rows BIGINT, shown_rows BIGINT, clicked_rows BIGINT",
     )
-    rows = sorted(row.item_ids for row in job.grouped_by_user(pairs, histories, 2, 4).collect())
-    assert rows == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    rows = sorted((row.item_ids, row.probabilities) for row in job.grouped_by_user(pairs, histories, 2, 4).collect())
+    assert rows == [([0, 1, 2, 3], [0.9, 0.8, 0.7, 0.6]), ([4, 5, 6, 7], [0.5, 0.4, 0.3, 0.2]), ([8, 9], [0.1, 0.0])]
 
 
 def test_filters_structs_and_limits_behind_the_model_never_call_it_twice_for_a_pair(spark, make_run, fill, tmp_path):
     fill("items", [{"item_id": 1}])
     items = job.write_item_table(make_run("embed_pairs")[0])
-    pairs = spark.range(30).select((F.col("id") % 3).alias("user_id"), F.col("id").alias("item_id"))
+    pairs = spark.range(30).select(
+        (F.col("id") % 3).alias("user_id"), F.col("id").alias("item_id"), F.lit(0.5).alias("probability")
+    )
     events = "array<struct<item_id:bigint,event_time:timestamp>>"
     none = [F.lit(None).cast(events).alias("shown"), F.lit(None).cast(events).alias("clicked")]
     counts = [F.lit(0).cast("bigint").alias(name) for name in job.COUNTS]

@@ -54,6 +54,10 @@ def batch(*rows):
     return pa.RecordBatch.from_pylist([{**dict.fromkeys(SCHEMA.names), **row} for row in rows], schema=SCHEMA)
 
 
+def with_probabilities(rows, *lists):
+    return rows.append_column("probabilities", pa.array(lists, pa.list_(pa.float64())))
+
+
 class Fake:
     """Records its calls. The embedding: events of the user, item id mod 100, 1."""
 
@@ -89,6 +93,16 @@ class Fake:
 def run(fake, items, *batches, **options):
     table = pa.Table.from_batches(list(embed_batches(batches, fake.model(), items, **options)))
     return table.sort_by([("user_id", "ascending"), ("item_id", "ascending")]).to_pylist()
+
+
+def test_a_pairs_probability_goes_along_whatever_the_order_of_work(items):
+    users = [user(1, [7, None, 8, 9], [(7, 1)] * 3), user(2, None), user(3, [4, 5]), user(4, [6], [(7, 1)])]
+    given = with_probabilities(batch(*users), [0.7, 0.0, None, 0.9], None, [0.4, 0.5], [0.6])
+    rows = run(Fake(), items, given, limits=Limits(pairs=2))
+    found = {(row["user_id"], row["item_id"]): row["probability"] for row in rows}
+    assert found == {(1, 7): 0.7, (1, None): None, (1, 8): None, (1, 9): 0.9, (3, 4): 0.4, (3, 5): 0.5, (4, 6): 0.6}
+    with pytest.raises(ValueError, match="3 probabilities for 2 item_ids"):
+        run(Fake(), items, with_probabilities(batch(user(1, [7, 8])), [0.1, 0.2, 0.3]))
 
 
 def test_ids_at_the_ends_of_int64_with_nulls_beside_them(items):
