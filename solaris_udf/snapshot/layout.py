@@ -13,6 +13,8 @@ PAIRS, USERS = "pairs", "users"
 STAGING_PREFIX = ".staging-"
 ROWS_PER_BUCKET = 1.0
 
+NUMPY_TYPES = {pa.int64(): "<i8", pa.uint8(): "u1", pa.float32(): "<f4", pa.uint32(): "<u4"}
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 

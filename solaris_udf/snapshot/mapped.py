@@ -18,7 +18,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from solaris_udf.snapshot.errors import SnapshotError
 from solaris_udf.snapshot.hashing import UInt64
-from solaris_udf.snapshot.layout import BUCKETS_SCHEMA, buckets_file, data_file, schema_of, shard_folder
+from solaris_udf.snapshot.layout import BUCKETS_SCHEMA, NUMPY_TYPES, buckets_file, data_file, schema_of, shard_folder
 from solaris_udf.snapshot.manifest import FileEntry, Manifest
 
 Int64 = npt.NDArray[np.int64]
@@ -87,8 +87,10 @@ def _as_numpy(array: pa.Array, kind: pa.DataType) -> AnyArray:
             return np.zeros((0, kind.byte_width), np.uint8)
         raw = np.frombuffer(array.buffers()[1], np.uint8, len(array) * kind.byte_width)
         return raw.reshape(len(array), kind.byte_width)
-    values: AnyArray = array.to_numpy(zero_copy_only=True)
-    return values
+    if not len(array):
+        return np.zeros(0, NUMPY_TYPES[kind])
+    # Not array.to_numpy(): at its first call pyarrow imports pandas, if it is installed, which takes a second.
+    return np.frombuffer(array.buffers()[1], NUMPY_TYPES[kind], len(array))
 
 
 class _Bytes:

@@ -17,7 +17,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from solaris_udf.snapshot.hashing import UInt64, bucket_of, hash_pairs, hash_users, shard_of
-from solaris_udf.snapshot.layout import BUCKETS_SCHEMA, PAIRS, ROWS_PER_BUCKET, buckets_file, data_file, schema_of
+from solaris_udf.snapshot.layout import (
+    BUCKETS_SCHEMA,
+    NUMPY_TYPES,
+    PAIRS,
+    ROWS_PER_BUCKET,
+    buckets_file,
+    data_file,
+    schema_of,
+)
 from solaris_udf.snapshot.manifest import FileEntry
 
 Columns = Mapping[str, npt.NDArray[np.generic]]
@@ -132,7 +140,7 @@ def _physical(kind: pa.DataType) -> str:
         kind = kind.value_type
     if pa.types.is_fixed_size_binary(kind):
         return "u1"
-    return {pa.int64(): "<i8", pa.uint8(): "u1", pa.float32(): "<f4"}[kind]
+    return NUMPY_TYPES[kind]
 
 
 def _write(path: Path, batch: pa.RecordBatch, longest_bucket: int) -> FileEntry:

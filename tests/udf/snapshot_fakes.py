@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from solaris_udf.codec import encode
+from solaris_udf.snapshot import Snapshot
 from solaris_udf.snapshot.publish import publish
 from solaris_udf.snapshot.shards import ShardSummary, write_shards
 from solaris_udf.snapshot.storage import LocalStorage
@@ -17,6 +18,10 @@ MASK = 2**64 - 1
 HOUR = 3_600_000_000
 ORDER = ("pair", "user_mean", "neighbor_pair", "neighbor_mean")
 POLICY = TierPolicy(ORDER, 24 * HOUR, 48 * HOUR, 0.0)
+# Two snapshots' pairs, and what makes the second one later than the first.
+OLD = {(1, 1): ((1.0, 1.0), 0), (2, 2): ((2.0, 2.0), 0)}
+NEW = {(1, 1): ((5.0, 5.0), 0), (3, 3): ((3.0, 3.0), 0)}
+LATER = {"slice_name": "20260103T060000Z", "as_of": 6 * HOUR}
 
 
 def xxh64(value, seed):
@@ -191,3 +196,14 @@ def expected(pairs, users, policy, kept, user, item, at):
             if similar and fresh(one["at"], policy.max_user_age_micros):
                 return tier, one["vector"], (at - one["at"]) // 1_000_000, one["similarity"]
     return "none", None, -1, 0.0
+
+
+def answer(root):
+    """The vector of pair (1, 1) in the live snapshot, every byte of which is verified."""
+    return Snapshot.open(root, verify="full").lookup([1], [1], 0).embedding[0].tolist()
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)

@@ -13,14 +13,10 @@ from jobs.common.snapshot_push import push
 from solaris_udf.snapshot import Snapshot, SnapshotError, SnapshotFollower
 from solaris_udf.snapshot.pull import pull
 from tests.object_store import SECRET, credentials, s3_server
-from tests.udf.snapshot_fakes import HOUR, publish_snapshot
+from tests.udf.snapshot_fakes import HOUR, LATER, NEW, OLD, publish_snapshot
 
 boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install '.[s3]'")
 pytest.importorskip("moto.server", reason="moto is not installed")
-
-OLD = {(1, 1): ((1.0, 1.0), 0), (2, 2): ((2.0, 2.0), 0)}
-NEW = {(1, 1): ((5.0, 5.0), 0), (3, 3): ((3.0, 3.0), 0)}
-LATER = {"slice_name": "20260103T060000Z", "as_of": 6 * HOUR}
 
 
 @pytest.fixture(scope="module")

@@ -12,18 +12,15 @@ from jobs.common import snapshots
 from solaris_udf.snapshot import Snapshot
 from solaris_udf.snapshot.publish import list_snapshots, publish, read_current, reuse_files
 from solaris_udf.snapshot.storage import LocalStorage
-from tests.udf.snapshot_fakes import HOUR, own, publish_snapshot, write_snapshot
+from tests.udf.snapshot_fakes import LATER, NEW, OLD, own, publish_snapshot, write_snapshot
 
 PROJECT = Path(__file__).parents[2]
-OLD = {(1, 1): ((1.0, 1.0), 0), (2, 2): ((2.0, 2.0), 0)}
-NEW = {(1, 1): ((5.0, 5.0), 0), (3, 3): ((3.0, 3.0), 0)}
-LATER = {"slice_name": "20260103T060000Z", "as_of": 6 * HOUR}
 COMMON = """
 import os, resource, signal, sys, time
 from pathlib import Path
+import pandas, pyarrow.compute  # a writer's first array imports them: once here, not in every child
 from solaris_udf.snapshot import Snapshot, SnapshotFollower
-from tests.udf.snapshot_fakes import HOUR, own, publish_snapshot
-from tests.udf.test_snapshot_robustness import LATER, NEW
+from tests.udf.snapshot_fakes import HOUR, LATER, NEW, own, publish_snapshot
 
 def fork(work):
     child = os.fork()
