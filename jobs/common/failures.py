@@ -44,9 +44,11 @@ def outside_fault(error: BaseException) -> str | None:
         return f"{error.filename}: {error.strerror}; choose another place, or give this user the right to it"
     text = str(error)
     if re.search(r"No space left on device|Disk quota exceeded", text):
-        place = re.search(r"writing rows to (?:file:/*(?=/))?(/\S+?)\.?\s", text)
+        place = re.search(r"writing rows to (?:file:/*(?=/))?(/\S+?)\.?\s", text) or re.search(
+            r"(?:No space left on device|Disk quota exceeded): '(/[^']+)'", text
+        )
         where = place[1] if place else getattr(error, "filename", None) or "storage.root or spark.local.dir"
-        return f"the disk of {where} is full and nothing was published; free space there, then {AGAIN}"
+        return f"the disk of {where} is full; nothing half-written was published; free space there, then {AGAIN}"
     if re.search(r"No FileSystem for scheme \"s3|ClassNotFoundException: Class org\.apache\.hadoop\.fs\.s3a", text):
         return (
             f"Spark has no jars for s3a://; add {S3_PACKAGE} to spark.jars.packages, or run make s3 and add "

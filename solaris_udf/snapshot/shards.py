@@ -16,6 +16,7 @@ import pyarrow as pa
 from solaris_udf.codec import bytes_per_vector, decode, encode
 from solaris_udf.snapshot.layout import PAIRS, USERS, shard_folder
 from solaris_udf.snapshot.manifest import FileEntry
+from solaris_udf.snapshot.storage import naming
 from solaris_udf.snapshot.writer import TableWriter
 from solaris_udf.tiers import COLD, NEIGHBOR_MEAN, USER_MEAN
 
@@ -97,7 +98,7 @@ def write_empty_shard(folder: str, shard: int, shards: int, codec: str, dim: int
 class _ShardTask:
     def __init__(self, folder: Path, shard: int, shards: int, codec: str, dim: int | None, neighbors: int) -> None:
         self.shard, self._shards, self._codec, self._dim, self._neighbors = shard, shards, codec, dim, neighbors
-        self._target = folder / shard_folder(shard, shards)
+        self._folder, self._target = folder, folder / shard_folder(shard, shards)
         self._own = folder / f".attempt-{uuid.uuid4().hex}" / self._target.name
         self._stack = ExitStack()
         self._writers: dict[str, TableWriter] = {}
@@ -108,8 +109,9 @@ class _ShardTask:
     def add(self, batch: pa.RecordBatch) -> None:
         kinds = batch.column("kind").to_numpy()
         users_from = int(np.searchsorted(kinds, KIND_CODES[USERS]))
-        self._add(PAIRS, self._newest(batch.slice(0, users_from)))
-        self._add(USERS, batch.slice(users_from))
+        with naming(self._folder):
+            self._add(PAIRS, self._newest(batch.slice(0, users_from)))
+            self._add(USERS, batch.slice(users_from))
 
     def _newest(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows that do not repeat the pair of the row before, in this batch or the one before it."""
@@ -192,7 +194,7 @@ class _ShardTask:
         return self._writers[kind]
 
     def finish(self) -> pa.RecordBatch:
-        with self._stack:
+        with naming(self._folder), self._stack:
             for kind in (PAIRS, USERS):
                 self._summary.files.extend(self._writer(kind).finish())
         self._target.mkdir(parents=True, exist_ok=True)

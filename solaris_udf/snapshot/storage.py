@@ -15,6 +15,17 @@ from solaris_udf.snapshot.errors import SnapshotError
 LOCK = ".publish.lock"
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError of a write, a full disk above all, says where: the system names only files that can't be opened."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 class LocalStorage:
     """One snapshots folder. Every change that a reader can see is a single atomic rename."""
 
@@ -34,7 +45,7 @@ class LocalStorage:
         """Writes a new file and flushes it to the disk."""
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", encoding="utf-8") as file:
+        with naming(path), path.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

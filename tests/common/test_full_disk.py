@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 
 import jobs.embed_pairs as embed_pairs
+import jobs.export_snapshot as export_snapshot
 from jobs.common.failures import explain
 from jobs.common.log import histories_at
 from jobs.common.runs import execute
 from solaris_udf.codec import decode
 from solaris_udf.foundation.udf import embed_udf_of
+from solaris_udf.snapshot import Snapshot
 from tests.conftest import AS_OF, hours, log_row
 from tests.jobs.test_embed_pairs import computed, description, fake
+from tests.jobs.test_export_snapshot import mean, pair
 
 pytestmark = pytest.mark.spark
 
@@ -121,3 +124,42 @@ def test_embed_pairs_on_a_disk_that_fills_up_publishes_nothing_and_goes_on_later
     assert len(computed(log)) == before + 24 - report.metrics["reused"]
     saved = {"the item table": (0, 0), "inference": (1, 23), "the table": (24, 24)}[stage]
     assert saved[0] <= report.metrics["reused"] <= saved[1]
+
+
+@pytest.mark.parametrize("stage", ["the shards", "the manifest", "the table"])
+def test_export_snapshot_on_a_full_disk_leaves_current_alone_and_succeeds_later(
+    spark, root, fill, tables, make_config, capsys, monkeypatch, stage
+):
+    """The disk is full before the files are written, when all are there, or when the snapshot is live."""
+    filler, folder = root / "filler", root / "snapshots"
+    config = make_config("export_snapshot.shards=2")
+
+    def served():
+        return Snapshot.open(folder, verify="full").lookup([1, 2], [10, 10], AS_OF).embedding.tolist()
+
+    for x, as_of in ((1, AS_OF - hours(6)), (5, AS_OF)):
+        fill("pair_embeddings", [pair(user, 10, user, x) for user in range(100)], as_of)
+        fill("user_embeddings", [mean(user, as_of, 1, 1) for user in range(100)], as_of)
+    execute("export_snapshot", spark, config, AS_OF - hours(6))
+    before = (folder / "CURRENT").read_text()
+
+    if stage == "the shards":
+        fill_disk(filler)
+    else:
+        step = {"the manifest": "assemble", "the table": "snapshot_row"}[stage]
+        usual = getattr(export_snapshot, step)
+        monkeypatch.setattr(export_snapshot, step, lambda *given, **more: (usual(*given, **more), fill_disk(filler))[0])
+    with pytest.raises(Exception) as caught:
+        execute("export_snapshot", spark, config, AS_OF)
+    assert_one_line(caught, root, capsys)
+    live = stage == "the table"  # it is named last of all
+    assert served() == ([[1, 5], [2, 5]] if live else [[1, 1], [2, 1]])
+    assert ((folder / "CURRENT").read_text() == before) == (not live)
+    assert len([path for path in folder.iterdir() if path.is_dir()]) == (2 if live else 1)
+
+    filler.unlink()
+    monkeypatch.undo()
+    execute("export_snapshot", spark, config, AS_OF)
+    assert served() == [[1, 5], [2, 5]]
+    assert {row.pairs for row in tables.read("snapshots").collect()} == {100}
+    assert tables.slices("snapshots") == ["20260102T180000Z", "20260103T000000Z"]
