@@ -16,6 +16,7 @@ from solaris_udf.foundation import training
 from solaris_udf.foundation.check import check_model
 from solaris_udf.foundation.items import ITEM_SCHEMA, ItemTable, write_item_file
 from solaris_udf.foundation.losses import click_loss, split_by_time
+from solaris_udf.foundation.programs import load_program
 from solaris_udf.foundation.samples import batches_of, read_samples
 from solaris_udf.foundation.training import Plan, train
 from tests.conftest import AS_OF, hours, log_row
@@ -168,6 +169,36 @@ def test_it_learns_what_only_the_history_tells_and_resumes_to_the_same_model(lea
     ]
     other = train(learnable, replace(PLAN, epochs=1, seed=1), tmp_path / "other", name="tiny")
     assert other.description.version != whole.description.version
+
+
+def bits(module):
+    return {name: value.numpy(force=True).tobytes() for name, value in module.state_dict().items()}
+
+
+def test_training_the_projection_leaves_the_model_as_it_was_to_the_bit(learnable, tmp_path, monkeypatch):
+    project, seen = training._Trainer.project, {}
+
+    def watched(self, states):
+        seen["before"] = bits(self.model)
+        trained = project(self, states)
+        seen["after"] = bits(self.model)
+        seen["untrained"] = bits(project(replace(self, plan=replace(self.plan, projection_epochs=0)), states))
+        seen["projection"] = bits(trained)
+        return trained
+
+    monkeypatch.setattr(training._Trainer, "project", watched)
+    train(learnable, replace(PLAN, epochs=1, projection_epochs=3), tmp_path / "model", name="tiny")
+    assert seen["after"] == seen["before"]
+    # It was trained, all of it; what is standardized by is measured, not trained.
+    learned = {name for name, value in seen["projection"].items() if value != seen["untrained"][name]}
+    assert learned == {name for name in seen["projection"] if name.startswith(("encoder", "decoder"))}
+    # And what is exported are the model's weights of before.
+    for file, prefix in (("user_encoder.pt2", "encoder."), ("pair_head.pt2", "")):
+        weights = load_program(tmp_path / "model" / file).state_dict
+        own = {name: value for name, value in weights.items() if not name.startswith("projection.")}
+        assert len(own) > 5
+        for name, value in own.items():
+            assert value.numpy(force=True).tobytes() == seen["before"][prefix + name]
 
 
 def test_the_job_reads_what_was_known_and_exports_a_model(tables, fill, make_run, root, caplog):
