@@ -15,7 +15,7 @@ from solaris_udf.codec import decode
 from solaris_udf.foundation.udf import embed_udf_of
 from solaris_udf.snapshot import Snapshot
 from tests.conftest import AS_OF, hours, log_row
-from tests.jobs.test_embed_pairs import computed, description, fake
+from tests.jobs.embed_fakes import computed, description, fake
 from tests.jobs.test_export_snapshot import mean, pair
 
 pytestmark = pytest.mark.spark
