@@ -1,6 +1,6 @@
 """FM inference in Spark against the bare model: pairs a second of the same weights on the same inputs and two cores.
 
-    python bench/fm_inference.py [--quick] [--json FILE] [--only demo|large|memory]
+    python bench/fm_inference.py [--quick] [--json FILE] [--only demo|large|memory] [--ray PYTHON]
 
 - embed_pairs: the job itself on Delta tables, from candidate pairs to saved chunks: pairs grouped by user and joined
   with the histories, inputs looked up, the model, vectors encoded and written. local[2], one thread a task. Its time is
@@ -11,10 +11,15 @@
   into float16. No Spark, nothing looked up, grouped, encoded or written. In one process of two threads and in two of
   one thread; the faster of both is the bar.
 - predict_batch_udf: pyspark's function for models, the whole model for each pair.
-- Ray Data, if it is installed: the same function in two actors, on the same grouped rows.
+- Ray Data, with --ray: the same function in two actors, on the same grouped rows, read from their file. PYTHON is the
+  interpreter of an environment of its own, with the versions that this one has of torch and pyarrow:
+      uv venv --python 3.11 /tmp/ray-python
+      uv pip install --python /tmp/ray-python/bin/python 'ray[data]' torch pyarrow 'pandas<3' numpy
+      python bench/fm_inference.py --ray /tmp/ray-python/bin/python
 
-Workers are warm: models are loaded before. Repeats are interleaved, figures are medians. Histories have 0 to the full
-number of events, each user has 50 pairs. The model's weights are random.
+Workers are warm: models are loaded before. Repeats are interleaved, figures are medians (of five, and of three for the
+large model in full, where a pass takes a minute). Histories have 0 to the full number of events, each user has 50
+pairs: 1,000,000 for the demo's model and 150,000 for the large one. The model's weights are random.
 
 Memory is what a worker's resident memory grows by at most, from the loaded model on, against what the settings allow:
 spark.arrow_batch_mb for the rows, and embed_pairs.batch_mb twice, for users and for pairs.
@@ -32,7 +37,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fm_data import AT, PAIRS_PER_USER, Subject, make_items, make_model, make_users
 from fm_loop import PlainLoop, TwoProcesses
-from fm_peers import drained, has_ray, per_pair, ray_seconds, start_ray
+from fm_peers import RayPeer, drained, per_pair
 from measure import Figure, arguments, at_least, at_most, interleaved, report
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -104,9 +109,9 @@ def largest_difference(stored: pa.Table, loop: PlainLoop) -> float:
 
 
 def measured_size(
-    spark: SparkSession, size: str, users: int, per_pair_pairs: int, repeats: int, folder: Path
+    spark: SparkSession, size: str, users: int, per_pair_pairs: int, repeats: int, folder: Path, ray: str | None
 ) -> list[Figure]:
-    """Rates of one model size."""
+    """Rates of one model size. ray: an interpreter that has Ray."""
     subject, items = make_model(size, folder / size), folder / "items.arrow"
     table = make_users(make_items(items), users, subject)
     rows = folder / f"{size}.parquet"
@@ -122,13 +127,14 @@ def measured_size(
     halves = TwoProcesses(subject, items, [table.take(list(range(place, users, 2))) for place in (0, 1)], loop.group)
     tasks: dict[str, Callable[[], object]] = {"threads": loop, "embed_pairs": embed_pairs, "processes": halves}
     tasks |= {"stage": lambda: drained(embedded), "per pair": per_pair(spark, loop, folder, per_pair_pairs)}
-    ray: list[float] = []
-    if has_ray():
-        tasks["ray"] = lambda: ray.append(ray_seconds(rows, subject.folder, items, limits))
+    peer = RayPeer(ray, rows, subject.folder, items, limits) if ray else None
+    if peer:
+        tasks["ray"] = peer
     seconds = interleaved(tasks, repeats)
     seconds["embed_pairs"] = statistics.median(embed_pairs.seconds[1:])
-    if ray:
-        seconds["ray"] = statistics.median(ray[1:])
+    if peer:
+        seconds["ray"] = statistics.median(peer.seconds[1:])
+        peer.close()
     halves.close()
     rates = {name: (per_pair_pairs if name == "per pair" else pairs) / value for name, value in seconds.items()}
     bar = max(rates["threads"], rates["processes"])
@@ -139,7 +145,7 @@ def measured_size(
         Figure(f"{size}: plain loop, two threads, {loop.group} users a step", rates["threads"], "pairs/s"),
         Figure(f"{size}: plain loop, two processes", rates["processes"], "pairs/s"),
         Figure(f"{size}: predict_batch_udf a pair", rates["per pair"], "pairs/s"),
-        *([Figure(f"{size}: Ray Data", rates["ray"], "pairs/s")] if ray else []),
+        *([Figure(f"{size}: Ray Data", rates["ray"], "pairs/s")] if peer else []),
         at_least(f"{size}: embed_pairs / the faster plain loop", rates["embed_pairs"] / bar, "x", TARGETS[size]),
         at_least(f"{size}: model stage / the faster plain loop", rates["stage"] / bar, "x", TARGETS[size]),
         at_least(f"{size}: embed_pairs / predict_batch_udf", rates["embed_pairs"] / rates["per pair"], "x", 20.0),
@@ -193,20 +199,27 @@ def _status(name: str) -> int:
 
 
 def main() -> None:
-    options = arguments(__doc__, only={"choices": [*TARGETS, "memory"], "help": "one part alone"})
+    options = arguments(
+        __doc__,
+        only={"choices": [*TARGETS, "memory"], "help": "one part alone"},
+        ray={"metavar": "PYTHON", "help": "an interpreter that has ray[data]"},
+    )
     quick, figures = options.quick, []
-    if has_ray():
-        start_ray()
-    else:
-        console.print("Ray Data is not installed: left out (pip install 'ray[data]')")
+    if options.ray and shutil.which(options.ray) is None:
+        raise SystemExit(f"--ray {options.ray} is no program; name the python of an environment that has ray[data]")
+    if not options.ray:
+        console.print("Ray Data is left out: name an interpreter that has it with --ray")
     spark = build_session(load_config(overrides=SESSION, environ={}), "bench fm_inference")
-    sizes = {"demo": (4_000 if quick else 20_000, 3_000 if quick else 10_000), "large": (200 if quick else 600, 200)}
+    # Users, pairs of predict_batch_udf, repeats.
+    sizes = {"demo": (20_000, 10_000, 5), "large": (3_000, 200, 3)}
+    if quick:
+        sizes = {"demo": (4_000, 3_000, 3), "large": (200, 200, 3)}
     try:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
-            for size, (users, pairs) in sizes.items():
+            for size, (users, pairs, repeats) in sizes.items():
                 if options.only in (None, size):
-                    figures += measured_size(spark, size, users, pairs, 3 if quick else 5, folder)
+                    figures += measured_size(spark, size, users, pairs, repeats, folder, options.ray)
             if options.only in (None, "memory"):
                 figures += peak_memory(spark, 1_000 if quick else 4_000, folder)
     finally:

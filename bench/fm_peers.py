@@ -1,8 +1,8 @@
-"""The peers of bench/fm_inference.py: pyspark's predict_batch_udf for each pair, and Ray Data."""
+"""The peers of bench/fm_inference.py: pyspark's predict_batch_udf for each pair, and Ray Data in its own process."""
 
-import importlib.util
 import inspect
-import time
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,9 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, FloatType
 
-from solaris_udf.foundation.inference import Limits, embed_batches
-from solaris_udf.foundation.items import ItemTable
+from solaris_udf.foundation.inference import Limits
 from solaris_udf.foundation.model import load_model
+
+RAY_ANSWER = "fm_ray: "
 
 
 def drained(frame: DataFrame) -> None:
@@ -72,41 +73,39 @@ def per_pair(spark: SparkSession, loop: PlainLoop, folder: Path, pairs: int) -> 
     return lambda: drained(frame.select(predict(*(F.col(name) for name in names))))
 
 
-def has_ray() -> bool:
-    """Whether Ray Data is installed here."""
-    return importlib.util.find_spec("ray") is not None
+class RayPeer:
+    """bench/fm_ray.py in an interpreter that has Ray; each call embeds all rows and notes Ray's own seconds."""
 
+    def __init__(self, python: str, rows: Path, model_folder: Path, items: Path, limits: Limits) -> None:
+        self.seconds: list[float] = []
+        here = Path(__file__).parent
+        given = (rows, model_folder, items, limits.tokens, limits.pairs, limits.bytes)
+        self._process = subprocess.Popen(
+            [python, str(here / "fm_ray.py"), *map(str, given)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(here.parent)},
+        )
+        self._answer()
 
-def ray_seconds(rows: Path, model_folder: Path, items: Path, limits: Limits) -> float:
-    """Seconds from the first batch's start to the last one's end: our function in two actors of Ray Data.
+    def __call__(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        self.seconds.append(float(self._answer()))
 
-    rows: the parquet file of grouped rows that Spark reads too. The actors' start and loading are left out.
-    """
-    import ray
+    def _answer(self) -> str:
+        """What fm_ray.py says next; Ray's own lines are passed over."""
+        for line in self._process.stdout or ():
+            if line.startswith(RAY_ANSWER):
+                return line.removeprefix(RAY_ANSWER)
+        raise SystemExit(
+            f"fm_ray.py ended with status {self._process.wait()}, see above; --ray takes a Python that has ray[data] "
+            "and this project's torch, pyarrow, pandas and numpy"
+        )
 
-    class Embed:
-        def __init__(self) -> None:
-            self.model, self.items = load_model(model_folder, threads=1), ItemTable.open(items)
-
-        def __call__(self, batch: pa.Table) -> pa.Table:
-            start = time.monotonic()
-            given = batch.combine_chunks().to_batches()
-            found = pa.Table.from_batches(list(embed_batches(given, self.model, self.items, limits=limits)))
-            count, end = len(found), time.monotonic()
-            found = found.append_column("start", pa.array(np.full(count, start)))
-            return found.append_column("end", pa.array(np.full(count, end)))
-
-    data = ray.data.read_parquet(str(rows), override_num_blocks=8)
-    found = data.map_batches(Embed, concurrency=2, num_cpus=1, batch_format="pyarrow", batch_size=1000)
-    start, end = float("inf"), 0.0
-    for table in found.iter_batches(batch_size=None, batch_format="pyarrow"):
-        start, end = min(start, min(table["start"].to_pylist()[:1])), max(end, max(table["end"].to_pylist()[-1:]))
-    return end - start
-
-
-def start_ray() -> None:
-    """A Ray on the loopback address, of three CPUs by name: with two, the actors would leave none to read with."""
-    import ray
-
-    ray.init(num_cpus=3, include_dashboard=False, object_store_memory=1 << 30, _node_ip_address="127.0.0.1")
-    ray.data.DataContext.get_current().enable_progress_bars = False
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
