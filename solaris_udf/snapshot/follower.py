@@ -23,6 +23,7 @@ from solaris_udf.snapshot.storage import LocalStorage
 
 log = logging.getLogger("solaris.snapshot")
 
+LONGEST_RETRY = 60.0  # seconds; after failures polls become rarer up to this: a damaged snapshot is hashed at each
 LEASE_SECONDS = 600  # a lease is renewed this often; gc takes one of hours ago for a dead reader's
 
 
@@ -31,8 +32,8 @@ class SnapshotFollower:
 
     Each lookup runs wholly on one snapshot. A new one is opened and verified in the background and then swapped in; the
     old one is unmapped when its last lookup ends. If the new one is bad, the old one goes on serving, `error` says why,
-    and the next poll tries again. Counters run on over swaps. Where the folder can be written, a lease (a file below
-    .leases) keeps gc from the snapshot that serves.
+    and later polls try again, each after twice the time up to a minute. Counters run on over swaps. Where the folder
+    can be written, a lease (a file below .leases) keeps gc from the snapshot that serves.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class SnapshotFollower:
         self.counters = TierCounters()
         self.swaps = 0
         self.error: str | None = None
+        self._failures = 0
         self._stop = threading.Event()
         if source is not None:
             pull(source, self._root)
@@ -90,7 +92,7 @@ class SnapshotFollower:
             if self._source is not None:
                 pull(self._source, self._root)
             if read_current(LocalStorage(self._root)) == self._snapshot.snapshot_id:
-                self.error = None
+                self.error, self._failures = None, 0
                 return False
             new = self._open()
             if self._on_swap is not None:
@@ -100,12 +102,17 @@ class SnapshotFollower:
             if message != self.error:
                 log.warning("still serving %s: %s", self._snapshot.snapshot_id, message)
             self.error = message
+            self._failures += 1
             return False
         log.info("serving %s after %s", new.snapshot_id, self._snapshot.snapshot_id)
-        self._snapshot, self.error = new, None
+        self._snapshot, self.error, self._failures = new, None, 0
         self.swaps += 1
         self._renew_lease()
         return True
+
+    def wait_seconds(self) -> float:
+        """How long the background thread waits for its next poll: poll_seconds, and longer while polls fail."""
+        return max(self._poll_seconds, min(LONGEST_RETRY, self._poll_seconds * 2.0 ** min(self._failures, 30)))
 
     def close(self) -> None:
         """Stops following. Lookups go on working on the last snapshot."""
@@ -155,7 +162,7 @@ class SnapshotFollower:
             log.warning("misses are lost: %s", error)
 
     def _follow(self) -> None:
-        while not self._stop.wait(self._poll_seconds):
+        while not self._stop.wait(self.wait_seconds()):
             self.poll()
             self._renew_lease()
             self._flush_misses()

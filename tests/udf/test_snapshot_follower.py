@@ -49,6 +49,21 @@ def test_hashes_are_checked_unless_the_caller_says_otherwise(tmp_path):
         assert follower.snapshot.snapshot_id == first
 
 
+def test_a_snapshot_that_stays_damaged_is_hashed_ever_more_rarely_until_a_good_one_serves(tmp_path):
+    publish_snapshot(tmp_path, OLD)
+    with SnapshotFollower(tmp_path, poll_seconds=20) as follower, SnapshotFollower(tmp_path, 3600) as rare:
+        damaged = next((tmp_path / publish_snapshot(tmp_path, NEW, **LATER)).rglob("pairs.arrow"))
+        flip(damaged, 400)
+        waits = []
+        for _ in range(40):
+            waits.append(follower.wait_seconds())
+            follower.poll()
+        assert waits[:4] == [20, 40, 60, 60] and set(waits[4:]) == {60}
+        assert not rare.poll() and rare.wait_seconds() == 3600
+        flip(damaged, 400)
+        assert follower.poll() and follower.wait_seconds() == 20
+
+
 def test_lookups_go_on_while_a_new_snapshot_is_checked(tmp_path, monkeypatch):
     publish_snapshot(tmp_path, OLD)
     with SnapshotFollower(tmp_path, poll_seconds=0.01) as follower:
