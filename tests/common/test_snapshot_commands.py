@@ -79,7 +79,8 @@ def test_list_and_inspect_show_the_manifests_figures(ask, root, names):
     assert (code, error) == (0, "")
     bytes_ = [f"{size(folder / name):,}" for name in names]
     plain = [[name, "2", "1", "1", "0", count] for name, count in zip(names, bytes_, strict=True)]
-    assert rows(shown)[4:8] == [*plain[:3], [names[3], "live", *plain[3][1:]]]
+    listed = [cells for cells in rows(shown) if cells and cells[0] in names]
+    assert listed == [*plain[:3], [names[3], "live", *plain[3][1:]]]
 
     assert ask("pin", names[0]) == (0, f"{names[0]} is pinned\n", "")
     damage_manifest = folder / names[1] / "manifest.json"
@@ -160,7 +161,7 @@ def test_gc_says_what_it_would_remove_and_removes_it_only_when_told(ask, root, n
 
 
 def test_pull_brings_what_is_live_and_leaves_the_host_as_it_was_if_it_is_damaged(ask, root, names, tmp_path):
-    store, host = root / "snapshots", tmp_path / "host"
+    store, host = root / "snapshots", tmp_path / ("a long name " * 12) / "host"  # wider than what no terminal tells
     pull = ("pull", store.as_uri(), str(host))
     assert ask("rollback")[0] == 0
     assert ask(*pull, config=False) == (0, f"{names[2]} is live in {host}\n", "")

@@ -86,7 +86,9 @@ def killed(tmp_path, root):
     return run
 
 
-@pytest.mark.parametrize(("moment", "before"), [("files", False), ("links", True), ("flip", True)])
+@pytest.mark.parametrize(
+    ("moment", "before"), [("files", False), pytest.param("links", True, marks=pytest.mark.long), ("flip", True)]
+)
 def test_the_same_command_publishes_the_bytes_of_an_undisturbed_run(
     spark, fill, make_config, root, tmp_path, killed, moment, before
 ):
