@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
 from jobs.common.alignment import decide_alignment, load_alignment
@@ -141,20 +141,20 @@ def run(run: Run, settings: Settings) -> Report:
     before = staging.done()
     todo = wanted if before is None else wanted.join(before, on=PAIR, how="left_anti")
     counts = todo.agg(F.count("*").alias("pairs"), F.countDistinct("user_id").alias("users")).first()
-    assert counts is not None
-    pairs = counts.pairs if before is None else wanted.count()
+    asked = wanted.agg(*_identity()).first()
+    assert counts is not None and asked is not None
     started = time.monotonic()
     _embed_chunks(run, settings, todo, histories, embed, staging, counts.pairs)
     seconds = time.monotonic() - started
-    embedded, rejected = _publish(run, settings, wanted, before, staging, description, pairs)
+    embedded, rejected = _publish(run, settings, wanted, asked, before, staging, description)
     return Report(
-        rows_in=pairs,
+        rows_in=asked.rows,
         rows_out=embedded,
         rows_rejected=rejected,
         metrics={
             "pairs": counts.pairs,
             "users": counts.users,
-            "reused": pairs - counts.pairs,
+            "reused": asked.rows - counts.pairs,
             "inference_seconds": seconds,
             "pairs_per_second": counts.pairs / seconds if counts.pairs else 0.0,
             **(aligned.metrics if aligned else {}),
@@ -281,16 +281,22 @@ def _profile(settings: Settings, task_cpus: int) -> ResourceProfile | None:
     return ResourceProfileBuilder().require(TaskResourceRequests().cpus(task_cpus).resource("gpu", settings.gpus)).build
 
 
+def _identity() -> tuple[Column, Column]:
+    """How many pairs there are, and the exclusive or of their hashes, which tells a lost pair that a doubled one makes
+    up for in the count."""
+    return F.count("*").alias("rows"), F.expr("coalesce(bit_xor(xxhash64(user_id, item_id)), 0)").alias("identity")
+
+
 def _publish(
     run: Run,
     settings: Settings,
     wanted: DataFrame,
+    asked: Row,
     before: DataFrame | None,
     staging: _Staging,
     description: Description,
-    pairs: int,
 ) -> tuple[int, int]:
-    """Writes embeddings and rejections of all wanted pairs; returns how many of each.
+    """Writes embeddings and rejections of all wanted pairs, whose _identity is asked; returns how many of each.
 
     What this run made goes from its chunks to the table without a shuffle; what earlier runs made is joined with the
     wanted pairs, which may have been selected anew since.
@@ -300,24 +306,19 @@ def _publish(
         earlier = wanted.join(before.drop("probability"), on=PAIR).select(*results.columns).persist()
         results = results.unionByName(earlier)
     try:
-        # The exclusive or of the pairs' hashes tells a lost pair that a doubled one makes up for in the counts.
-        identity = F.expr("coalesce(bit_xor(xxhash64(user_id, item_id)), 0)").alias("identity")
-        rows = F.count("*").alias("rows")
-        asked = wanted.agg(rows, identity).first()
         counts = results.agg(
-            rows,
-            identity,
+            *_identity(),
             F.count_if(F.col("embedding").isNotNull()).alias("embedded"),
             F.count("reason").alias("rejected"),
         ).first()
-        assert asked is not None and counts is not None
-        complete = (counts.rows, counts.identity) == (asked.rows, asked.identity) and asked.rows == pairs
-        if not complete or counts.embedded + counts.rejected != pairs:
+        assert counts is not None
+        complete = (counts.rows, counts.identity) == (asked.rows, asked.identity)
+        if not complete or counts.embedded + counts.rejected != asked.rows:
             raise RunFailed(
-                f"embed_pairs {run.slice}: {pairs} pairs in, but {counts.embedded} embedded and {counts.rejected} "
+                f"embed_pairs {run.slice}: {asked.rows} pairs in, but {counts.embedded} embedded and {counts.rejected} "
                 f"rejected; nothing was published; run it again, and remove {staging.folder} if that fails too"
             )
-        run.check_reject_rate(counts.rejected, pairs)
+        run.check_reject_rate(counts.rejected, asked.rows)
         results = results.withColumns({"codec": F.lit(settings.codec), "model_version": F.lit(description.version)})
         rejected = run.reject(rejections(results.where(F.col("embedding").isNull())), counts.rejected)
         embedded = run.write(results.where(F.col("embedding").isNotNull()).drop("reason"), "pair_embeddings")

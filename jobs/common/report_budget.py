@@ -39,25 +39,15 @@ def budget(data: ReportData) -> Section:
         selected = sum(row["pairs"] for row in chosen)
         color = charts.SERIES[place]
         expected, possible = _cumulative(rows), hindsight(best.get(name, []), candidates)
-        series.append((f"expected, slice {name}", color, "solid", *_from_zero(expected)))
-        section.tables.append(
-            table(
-                f"Expected rows by share of candidates, slice {name}",
-                ("pairs", "share of candidates", "expected rows"),
-                _points(expected, candidates),
-                words=0,
-            )
-        )
-        if possible:
-            series.append((f"hindsight, slice {name}", color, "dotted", *_from_zero(possible)))
-            section.tables.append(
-                table(
-                    f"Hindsight: most rows that so many pairs could cover, slice {name}",
-                    ("pairs", "share of candidates", "rows"),
-                    _points(possible, candidates),
-                    words=0,
-                )
-            )
+        for kind, style, title, unit, curve in (
+            ("expected", "solid", "Expected rows by share of candidates", "expected rows", expected),
+            ("hindsight", "dotted", "Hindsight: most rows that so many pairs could cover", "rows", possible),
+        ):
+            if curve:
+                series.append((f"{kind}, slice {name}", color, style, *_from_zero(curve)))
+                columns = ("pairs", "share of candidates", unit)
+                rows_shown = _points(curve, candidates)
+                section.tables.append(table(f"{title}, slice {name}", columns, rows_shown, words=0))
         fact = realised.get(name)
         share = selected / candidates
         if fact:
