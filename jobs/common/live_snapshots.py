@@ -1,6 +1,6 @@
 """Which snapshot was live when, and what it served: shared by everything that replays a log against snapshots."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import BinaryType, FloatType, IntegerType, StringType, StructType
+from pyspark.sql.types import ArrayType, BinaryType, FloatType, IntegerType, MapType, StringType, StructType
 
 from jobs.common.clock import from_micros, micros, slice_of
 from jobs.common.config import Config
@@ -107,15 +107,16 @@ def served(rows: DataFrame, periods: Sequence[Period], config: Config, *, vector
 
         return serve(batches, paths, vectors)
 
+    filled, as_before = without_null_lists(rows)
     ordered = (
-        rows.withColumn("period", period_index(periods, F.col("event_time")))
+        filled.withColumn("period", period_index(periods, F.col("event_time")))
         .repartition("user_id")
         .sortWithinPartitions("period", "user_id", "item_id", "event_time")
     )
     schema = StructType(list(ordered.schema.fields))
     for name, kind in _FIELDS if vectors else _FIELDS[:2]:
         schema = schema.add(name, kind)
-    answered = ordered.mapInArrow(serve_batches, schema)
+    answered = as_before(ordered.mapInArrow(serve_batches, schema))
 
     def of_period(values: Sequence[str]) -> Column:
         return F.when(F.col("period") >= 0, F.element_at(F.array(*map(F.lit, values)), F.col("period") + 1))
@@ -126,6 +127,27 @@ def served(rows: DataFrame, periods: Sequence[Period], config: Config, *, vector
             "model_version": of_period([period.model_version for period in periods]),
         }
     ).drop("period")
+
+
+def without_null_lists(rows: DataFrame) -> tuple[DataFrame, Callable[[DataFrame], DataFrame]]:
+    """rows with empty maps and arrays for null ones, and what puts the nulls back after a way through Python.
+
+    Spark asks an Arrow batch for its size after every row, and a map or array column then goes over all nulls since its
+    last value again: a batch of n null labels takes n * n / 2 steps, most of the time of a whole join.
+    """
+    lists = [field for field in rows.schema.fields if isinstance(field.dataType, ArrayType | MapType)]
+    filled = rows
+    for field in lists:
+        empty = (F.array() if isinstance(field.dataType, ArrayType) else F.create_map()).cast(field.dataType)
+        filled = filled.withColumn(f"_no_{field.name}", F.col(field.name).isNull())
+        filled = filled.withColumn(field.name, F.coalesce(field.name, empty))
+
+    def as_before(frame: DataFrame) -> DataFrame:
+        for field in lists:
+            frame = frame.withColumn(field.name, F.when(~F.col(f"_no_{field.name}"), F.col(field.name)))
+        return frame.drop(*[f"_no_{field.name}" for field in lists])
+
+    return filled, as_before
 
 
 _FIELDS: tuple[tuple[str, StringType | IntegerType | FloatType | BinaryType], ...] = (

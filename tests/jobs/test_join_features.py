@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from jobs import join_features
 from jobs.common.clock import micros, slice_of, ts
 from jobs.common.errors import RunFailed, UserError
-from jobs.common.live_snapshots import Period, live_periods, period_index
+from jobs.common.live_snapshots import Period, live_periods, period_index, without_null_lists
 from solaris_udf import served
 from solaris_udf.codec import decode, encode
 from solaris_udf.snapshot import Snapshot
@@ -131,6 +131,16 @@ def test_each_row_gets_what_the_snapshot_of_its_time_would_have_served(root, mak
         again = tables.read_slice("training_rows", AS_OF).drop("run_id").collect()
         assert sorted(again, key=lambda row: row.request_id) == first
     spark.conf.set("spark.sql.shuffle.partitions", before)
+
+
+def test_null_and_empty_lists_come_back_from_python_as_they_went(spark):
+    rows = [(1, None, None), (2, {}, []), (3, {"buy": 2.0, "gone": None}, [7, None]), (4, None, [])]
+    frame = spark.createDataFrame(rows, "id BIGINT, labels MAP<STRING, DOUBLE>, items ARRAY<BIGINT>")
+    filled, as_before = without_null_lists(frame)
+    assert filled.where("labels IS NULL OR items IS NULL").isEmpty()
+    back = as_before(filled.mapInArrow(lambda batches: batches, filled.schema))
+    assert back.schema == frame.schema
+    assert sorted(map(tuple, back.collect())) == rows
 
 
 def test_without_a_snapshot_rows_are_joined_with_nothing(make_run, fill, tables):
