@@ -98,8 +98,10 @@ class LocalAirflow:
         parent = psutil.Process(self.process.pid)
         return [parent, *parent.children(recursive=True)]
 
-    def processes(self, name):
-        return [process for process in self.tree() if _quietly(process.name) == name]
+    def applications(self, job=""):
+        """The Spark applications of a job, or of any, whichever DAG run they are of."""
+        java = (process for process in self.tree() if _quietly(process.name) == "java")
+        return [process for process in java if f"{job}.py" in " ".join(_quietly(process.cmdline) or ())]
 
     def sockets(self):
         """(name of the process, address, port) of every TCP socket on which a process of it listens."""

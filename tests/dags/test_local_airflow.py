@@ -172,7 +172,7 @@ def test_an_event_of_a_released_model_starts_an_evaluation_without_training(airf
     assert tasks["train_foundation"] == ("skipped", 1) and tasks["join_features"] == ("running", 1)
     # That it evaluates is seen below, without a scheduler.
     airflow.ask(f"{path}/dagRuns/{run['dag_run_id']}", {"state": "failed"}, "PATCH")
-    until(lambda: not airflow.processes("java"), "the tasks of a run that was failed by hand go on")
+    until(lambda: not airflow.applications(), "the tasks of a run that was failed by hand go on")
 
 
 def test_a_mistake_fails_once_with_the_jobs_own_line_and_no_credential_in_the_log(airflow):
@@ -244,17 +244,14 @@ def test_everything_that_listens_does_so_on_this_machine_alone(airflow, finished
 
 
 def test_deleting_a_running_task_and_killing_the_parent_leave_no_process(airflow):
-    def sparks():
-        return airflow.processes("java")
-
     run = airflow.trigger("solaris_daily")
-    until(sparks, "no Spark application was started")
+    until(lambda: airflow.applications("train_verifier"), "no Spark application was started")
     path = f"/api/v2/dags/solaris_daily/dagRuns/{run}/taskInstances/train_verifier"
     airflow.ask(path, {"new_state": "failed"}, "PATCH")
-    until(lambda: not sparks(), "a task that was failed by hand goes on")
+    until(lambda: not airflow.applications("train_verifier"), "a task that was failed by hand goes on")
 
     airflow.trigger("solaris_refresh")
-    until(sparks, "no Spark application was started")
+    until(lambda: airflow.applications("ingest_log"), "no Spark application was started")
     tree = airflow.tree()
     airflow.process.send_signal(signal.SIGKILL)
     airflow.process.wait()
