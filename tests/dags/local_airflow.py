@@ -99,9 +99,9 @@ class LocalAirflow:
         return [parent, *parent.children(recursive=True)]
 
     def applications(self, job=""):
-        """The Spark applications of a job, or of any, whichever DAG run they are of."""
+        """Java processes whose command names the job, of whichever DAG run; all of them without a job."""
         java = (process for process in self.tree() if _quietly(process.name) == "java")
-        return [process for process in java if f"{job}.py" in " ".join(_quietly(process.cmdline) or ())]
+        return [process for process in java if job in " ".join(_quietly(process.cmdline) or ())]
 
     def sockets(self):
         """(name of the process, address, port) of every TCP socket on which a process of it listens."""
