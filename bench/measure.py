@@ -16,10 +16,10 @@ from jobs.common.terminal import console
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured value; met is None where there is no target."""
+    """One measured value, None where it can't be stated; met is None where there is no target."""
 
     metric: str
-    value: float
+    value: float | None
     unit: str
     target: float | None = None
     met: bool | None = None
@@ -64,10 +64,9 @@ def report(title: str, figures: list[Figure], file: Path | None) -> None:
     for name in ("value", "unit", "target", "met"):
         table.add_column(name, justify="right")
     for each in figures:
+        value = "-" if each.value is None else f"{each.value:,.4g}"
         met = "" if each.met is None else "yes" if each.met else "no"
-        table.add_row(
-            each.metric, f"{each.value:,.4g}", each.unit, "" if each.target is None else str(each.target), met
-        )
+        table.add_row(each.metric, value, each.unit, "" if each.target is None else str(each.target), met)
     console.print(table)
     if file:
         file.write_text(json.dumps([asdict(each) for each in figures], indent=2) + "\n", encoding="utf-8")

@@ -1,6 +1,5 @@
 """What bench/uplift.py and bench/transfer.py print of an evaluation, and the targets that they judge it by."""
 
-import math
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -47,7 +46,7 @@ def judged(world: str, found: Found) -> Iterator[Figure]:
     for metric, teacher in (("transfer_ratio", "slice start"), ("transfer_ratio_fresh", "fresh")):
         ratio, soft = of(metric, "embeddings"), of(metric, "distillation")
         if ratio and ratio.value is None:  # the model is not surely better than the base: its note says so
-            yield Figure(f"{world}: transfer ratio of embeddings, {teacher} model", math.nan, "not stated", 0.42, False)
+            yield Figure(f"{world}: transfer ratio of embeddings, {teacher} model", None, "not stated", 0.42, False)
         if ratio and soft and ratio.value is not None and soft.value is not None:
             yield at_least(f"{world}: transfer ratio of embeddings, {teacher} model", ratio.value, "", 0.42)
             yield at_least(f"{world}: less twice that of soft labels", ratio.value - 2 * soft.value, "", 0.0)

@@ -125,6 +125,13 @@ def _dates(axes: Any, narrow: bool) -> None:
     axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator, tz=UTC, show_offset=True))
 
 
+def _only_day(axes: Any, times: set[datetime]) -> None:
+    """Around a single time, a day: by itself matplotlib would show years."""
+    if len(times) == 1:
+        place = _matplotlib_dates().date2num(times.pop())
+        axes.set_xlim(place - 0.5, place + 0.5)
+
+
 def _percent(axis: Any, top: float = 1.0) -> None:
     from matplotlib.ticker import PercentFormatter
 
@@ -158,8 +165,7 @@ def stacked_bars(
             _percent(axes.yaxis)
         else:
             axes.yaxis.set_major_formatter(_counts())
-        if not gaps:
-            axes.set_xlim(places[0] - 0.5, places[0] + 0.5)
+        _only_day(axes, set(times))
         axes.set_ylabel(unit)
         _dates(axes, narrow)
 
@@ -196,6 +202,7 @@ def lines(
         for _, color, place, height in points:
             axes.plot([place], [height], "D", markersize=8, color=COLORS[color], markeredgecolor=COLORS["surface"])
         if dated:
+            _only_day(axes, {at for *_, xs, _ in series for at in xs})
             _dates(axes, narrow)
         if percent_x:
             _percent(axes.xaxis)
