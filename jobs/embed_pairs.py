@@ -98,6 +98,12 @@ def grouped_by_user(pairs: DataFrame, histories: DataFrame, partitions: int, row
     return users.join(histories, on="user_id", how="left").select(*known, "item_ids", "probabilities")
 
 
+def tasks_of(pairs: int, task_pairs: int, parallel: int) -> int:
+    """How many tasks embed so many pairs, where `parallel` run at once: whole rounds, so that no slot idles at the end,
+    as few as hold at most task_pairs a task."""
+    return parallel * max(1, -(-pairs // (task_pairs * parallel)))
+
+
 def rejections(refused: DataFrame) -> DataFrame:
     """Refused pairs as reason and row."""
     row = F.to_json(F.struct("user_id", "item_id", "model_version"))
@@ -261,7 +267,7 @@ def _embed_chunks(
         return
     chunks = -(-pairs // settings.chunk_pairs)
     parallel = run.spark.sparkContext.defaultParallelism
-    partitions = max(parallel, -(-pairs // chunks // settings.task_pairs))
+    partitions = tasks_of(-(-pairs // chunks), settings.task_pairs, parallel)
     profile = _profile(settings, run.config.spark.task_cpus)
     for chunk in range(chunks):
         part = todo if chunks == 1 else todo.where(F.pmod(F.xxhash64("user_id"), F.lit(chunks)) == chunk)

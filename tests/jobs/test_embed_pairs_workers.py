@@ -49,6 +49,14 @@ def test_a_giant_user_is_split_into_rows_that_hold_each_item_once(spark):
     assert rows == [([0, 1, 2, 3], [0.9, 0.8, 0.7, 0.6]), ([4, 5, 6, 7], [0.5, 0.4, 0.3, 0.2]), ([8, 9], [0.1, 0.0])]
 
 
+@pytest.mark.parametrize(
+    ("pairs", "parallel", "tasks"),
+    [(1, 2, 2), (100, 2, 2), (101, 2, 4), (150, 2, 4), (1_000, 2, 20), (1_000, 3, 21), (1_001, 1, 21)],
+)
+def test_tasks_come_in_whole_rounds_of_the_slots(pairs, parallel, tasks):
+    assert job.tasks_of(pairs, 50, parallel) == tasks
+
+
 def test_a_giant_user_goes_through_in_batches_of_bounded_bytes(spark, make_run, fill, tables, with_model):
     fill("user_histories", [{**HISTORY, "user_id": 1, "clicked": [{"item_id": 5, "event_time": AS_OF - hours(1)}]}])
     run, settings = make_run("embed_pairs", AS_OF, "embed_pairs.batch_mb=1")
