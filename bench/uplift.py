@@ -28,6 +28,7 @@ from jobs.common.tables import Tables
 from jobs.common.terminal import console
 from solaris_udf.uplift import Figure as Measured
 
+FILE = PROJECT / "conf" / "uplift.toml"
 WORLDS = ("standard", "hard")
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TRAIN_HOURS, EVAL_HOURS = 36, 24
@@ -43,7 +44,8 @@ SMALL_WORLD = (
     "make_world.items=150",
     "make_world.days=4",
     "train_foundation.epochs=1",
-    "train_verifier.windows=2",
+    "train_verifier.windows=3",
+    "train_verifier.validation_windows=1",
 )
 SMALL_EVALUATION = (
     "evaluate_uplift.epochs=1",
@@ -72,9 +74,8 @@ def measured(spark: SparkSession, config: Config, as_of: datetime) -> Found:
 
 def evaluate(world: str, cache: Path, seeds: int, quick: bool) -> list[Figure]:
     """Prepares a world's tables if they are not there, evaluates, prints, and returns the figures with targets."""
-    file = PROJECT / "conf" / "uplift.toml"
     given = [f"storage.root={cache / world}", f"make_world.world={world}", *(SMALL_WORLD if quick else ())]
-    config = load_config([file], given)
+    config = load_config([FILE], given)
     days, trained, train_hours, eval_hours = (4, 3, 6, 6) if quick else (9, 6, TRAIN_HOURS, EVAL_HOURS)
     first = START + timedelta(days=trained)
     last = first + timedelta(hours=train_hours + eval_hours)
@@ -83,7 +84,7 @@ def evaluate(world: str, cache: Path, seeds: int, quick: bool) -> list[Figure]:
     spark = build_session(config, "bench uplift")
     try:
         prepare(spark, config, days, first, last)
-        evaluating = load_config([file], [*given, *own])
+        evaluating = load_config([FILE], [*given, *own])
         execute("evaluate_uplift", spark, evaluating, last)
         found = measured(spark, config, last)
         show(world, found)

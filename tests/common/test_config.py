@@ -1,7 +1,10 @@
+import importlib
+
 import pytest
 
 from jobs.common.config import Serving, Window, load_config
 from jobs.common.errors import UserError
+from jobs.common.session import PROJECT
 
 
 def test_later_layers_win(tmp_path):
@@ -140,3 +143,15 @@ def test_credentials_in_a_uri_are_refused_and_not_repeated(override):
     with pytest.raises(UserError, match=r"holds credentials; give them as AWS_\* environment variables") as caught:
         load_config(overrides=[override, "storage.files=/mnt/solaris"], environ={})
     assert "wJalr" not in str(caught.value) and "AKIA" not in str(caught.value)
+
+
+@pytest.mark.parametrize("file", sorted((PROJECT / "conf").glob("*.toml")), ids=lambda file: file.name)
+def test_every_config_file_of_the_project_is_valid(file):
+    load_config([file], environ={})
+
+
+def test_what_the_benchmark_of_the_whole_pipeline_sets_is_valid(monkeypatch):
+    monkeypatch.syspath_prepend(PROJECT / "bench")
+    bench = importlib.import_module("uplift")
+    for more in ((*bench.SMALL_WORLD, *bench.SMALL_EVALUATION), bench.SWEEPS):
+        load_config([bench.FILE], more, environ={})
