@@ -153,5 +153,9 @@ def test_every_config_file_of_the_project_is_valid(file):
 def test_what_the_benchmark_of_the_whole_pipeline_sets_is_valid(monkeypatch):
     monkeypatch.syspath_prepend(PROJECT / "bench")
     bench = importlib.import_module("uplift")
-    for more in ((*bench.SMALL_WORLD, *bench.SMALL_EVALUATION), bench.SWEEPS):
+    for more in (
+        (*bench.SMALL_WORLD, *bench.SMALL_EVALUATION),
+        bench.SWEEPS,
+        *([setting] for setting in bench.MEANS.values()),
+    ):
         load_config([bench.FILE], more, environ={})
