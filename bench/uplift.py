@@ -53,6 +53,10 @@ MEANS = {
     "by probability": "aggregate_users.weight_by_probability=true",
 }
 MEAN_SWEEPS = {"user_mean": "embeddings", "user_mean_alone": "user_only"}
+MEAN_EVALUATION = (
+    f"evaluate_uplift.feature_sets={list(MEAN_SWEEPS.values())}",
+    "evaluate_uplift.coverage_sweep=[]",
+)
 SMALL_WORLD = (
     "make_world.users=200",
     "make_world.items=150",
@@ -97,12 +101,12 @@ def evaluate_means(spark: SparkSession, root: Path, own: list[str], moments: lis
             shutil.copytree(root / "tables", making / "tables", ignore=shutil.ignore_patterns(*OF_MEANS))
             shutil.copytree(root / "models", making / "models")
             making.rename(other)
-        config = load_config([FILE], [*own, f"storage.root={other}", setting])
+        config = load_config([FILE], [*own, *MEAN_EVALUATION, f"storage.root={other}", setting])
         run_with_progress(spark, config, moments, MEAN_JOBS, console)
         execute("evaluate_uplift", spark, config, moments[-1])
         every[name] = measured(spark, config, moments[-1])
     for sweep, kind in MEAN_SWEEPS.items():
-        for name, of_name in list(every.items()):
+        for name, of_name in every.items():
             main = [(key, row) for key, row in of_name.items() if key[0] == "main" and key[2:4] == ("vm", kind)]
             found.update({(sweep, name, *key[2:]): row for key, row in main})
 

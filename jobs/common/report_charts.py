@@ -3,7 +3,7 @@ and dark pages. Colours are Okabe and Ito's, which stay apart for colour-blind r
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
@@ -125,10 +125,10 @@ def _dates(axes: Any, narrow: bool) -> None:
     axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator, tz=UTC, show_offset=True))
 
 
-def _only_day(axes: Any, times: set[datetime]) -> None:
+def _only_day(axes: Any, times: Iterable[datetime]) -> None:
     """Around a single time, a day: by itself matplotlib would show years."""
-    if len(times) == 1:
-        place = _matplotlib_dates().date2num(times.pop())
+    if len(different := set(times)) == 1:
+        place = _matplotlib_dates().date2num(*different)
         axes.set_xlim(place - 0.5, place + 0.5)
 
 
@@ -165,7 +165,7 @@ def stacked_bars(
             _percent(axes.yaxis)
         else:
             axes.yaxis.set_major_formatter(_counts())
-        _only_day(axes, set(times))
+        _only_day(axes, times)
         axes.set_ylabel(unit)
         _dates(axes, narrow)
 
@@ -202,7 +202,7 @@ def lines(
         for _, color, place, height in points:
             axes.plot([place], [height], "D", markersize=8, color=COLORS[color], markeredgecolor=COLORS["surface"])
         if dated:
-            _only_day(axes, {at for *_, xs, _ in series for at in xs})
+            _only_day(axes, (at for *_, xs, _ in series for at in xs))
             _dates(axes, narrow)
         if percent_x:
             _percent(axes.xaxis)

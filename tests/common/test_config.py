@@ -156,6 +156,6 @@ def test_what_the_benchmark_of_the_whole_pipeline_sets_is_valid(monkeypatch):
     for more in (
         (*bench.SMALL_WORLD, *bench.SMALL_EVALUATION),
         bench.SWEEPS,
-        *([setting] for setting in bench.MEANS.values()),
+        *((*bench.MEAN_EVALUATION, setting) for setting in bench.MEANS.values()),
     ):
         load_config([bench.FILE], more, environ={})
